@@ -1,0 +1,133 @@
+"""DRAW2DPATH and ASTAR must agree with the world: their verdicts are the evidence that answers rest on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.tools.worlds import cell_size, cells, centre, distance, random_map, render, walk
+from tools.base import Observation, ToolCall
+from tools.errors import ToolErrorCode
+from tools.executor import ToolExecutor
+from tools.vsp import VSP_TOOLS, vsp_registry
+
+EXECUTOR = ToolExecutor(vsp_registry(), None, 5.0)
+MAPS = [random_map(size, seed) for size in range(3, 10) for seed in range(3)]
+OPEN = ("SFFF", "FFFF", "FHFF", "FFFG")
+
+
+def run(name: str, rows: tuple[str, ...], **params: object) -> Observation:
+    return EXECUTOR.run(ToolCall(name, params), render(rows), VSP_TOOLS)
+
+
+@settings(max_examples=300, deadline=None)
+@given(rows=st.sampled_from(MAPS), directions=st.text("LRUD", min_size=1, max_size=40), data=st.data())
+def test_directions_get_the_verdict_of_the_world(
+    rows: tuple[str, ...], directions: str, data: st.DataObject
+) -> None:
+    n, side = len(rows), cell_size(rows)
+    x, y = data.draw(st.tuples(st.integers(0, n * side - 1), st.integers(0, n * side - 1)))
+    visited = walk(rows, (y // side, x // side), directions)
+    fell = [cell for cell in visited if rows[cell[0]][cell[1]] == "H"]
+    expected = (
+        {"result": "path_crosses_hole", "at": centre(rows, fell[0])}
+        if fell
+        else {"result": "path_safe", "end": centre(rows, visited[-1])}
+    )
+    assert run("DRAW2DPATH", rows, start=[x, y], directions=directions).payload == expected
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows=st.sampled_from(MAPS), directions=st.text("LRUD", min_size=1, max_size=40))
+def test_points_from_cell_to_cell_get_the_verdict_of_the_directions(
+    rows: tuple[str, ...], directions: str
+) -> None:
+    start = cells(rows, "S")[0]
+    points = [centre(rows, cell) for cell in walk(rows, start, directions)]
+    by_points = run("DRAW2DPATH", rows, points=points)
+    by_directions = run("DRAW2DPATH", rows, start=points[0], directions=directions)
+    assert by_points.payload == by_directions.payload
+    assert by_points.picture == by_directions.picture
+
+
+def test_points_several_cells_apart_do_not_jump_over_a_hole() -> None:
+    points = [centre(OPEN, (2, 0)), centre(OPEN, (2, 3))]
+    expected = {"result": "path_crosses_hole", "at": centre(OPEN, (2, 1))}
+    assert run("DRAW2DPATH", OPEN, points=points).payload == expected
+
+
+def test_steps_smaller_than_a_cell_are_followed_as_in_the_seed() -> None:
+    observation = run("DRAW2DPATH", OPEN, points=[[125, 80], [155, 80], [185, 80]])
+    assert observation.payload == {"result": "path_safe", "end": centre(OPEN, (1, 2))}
+
+
+@pytest.mark.parametrize("points", [[[70, 140]], [[70, 140], [10, 10]]])
+def test_a_path_that_starts_in_a_hole_crosses_it(points: list[list[int]]) -> None:
+    expected = {"result": "path_crosses_hole", "at": centre(OPEN, (2, 1))}
+    assert run("DRAW2DPATH", OPEN, points=points).payload == expected
+
+
+@pytest.mark.parametrize(
+    ("params", "at"),
+    [
+        ({"points": [[32, 32], [256, 32], [300, 32]]}, [256, 32]),
+        ({"points": [[-1, 32]]}, [-1, 32]),
+        ({"start": [32, 9000], "directions": "R"}, [32, 9000]),
+    ],
+)
+def test_a_point_off_the_picture_is_reported_as_given(params: dict[str, object], at: list[int]) -> None:
+    observation = run("DRAW2DPATH", OPEN, **params)
+    assert observation.payload == {"result": "path_out_of_bounds", "at": at}
+    assert observation.picture is not None
+
+
+def test_the_black_rim_of_a_nine_by_nine_picture_is_off_the_map() -> None:
+    rows = random_map(9, 0, hole_share=0)
+    assert run("DRAW2DPATH", rows, points=[[508, 20]]).payload["result"] == "path_out_of_bounds"
+    assert run("ASTAR", rows, start=[20, 20], goal=[508, 20]).error is ToolErrorCode.OUT_OF_BOUNDS
+
+
+def test_what_comes_first_on_the_way_is_reported() -> None:
+    points = [centre(OPEN, (2, 0)), [1000, centre(OPEN, (2, 0))[1]]]  # through the hole, then off the picture
+    assert run("DRAW2DPATH", OPEN, points=points).payload["result"] == "path_crosses_hole"
+
+
+def test_the_drawn_picture_shows_the_path_and_keeps_its_size() -> None:
+    observation = run("DRAW2DPATH", OPEN, start=centre(OPEN, (0, 0)), directions="RR")
+    assert observation.picture is not None
+    before, after = render(OPEN).rgb, observation.picture.rgb
+    assert after.shape == before.shape
+    changed = np.argwhere((before != after).any(axis=2))
+    assert (after[32, 32:160] == (255, 0, 0)).all()
+    assert changed[:, 0].max() < 64
+    assert changed[:, 1].max() < 192
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows=st.sampled_from(MAPS), own_obstacles=st.booleans(), data=st.data())
+def test_astar_is_shortest_and_safe_or_there_is_no_route(
+    rows: tuple[str, ...], own_obstacles: bool, data: st.DataObject
+) -> None:
+    cell = st.tuples(st.integers(0, len(rows) - 1), st.integers(0, len(rows) - 1))
+    start, goal = data.draw(cell), data.draw(cell)
+    blocked = data.draw(st.sets(cell, max_size=20)) if own_obstacles else set(cells(rows, "H"))
+    obstacles = {"obstacles": [centre(rows, c) for c in sorted(blocked)]} if own_obstacles else {}
+    observation = run("ASTAR", rows, start=centre(rows, start), goal=centre(rows, goal), **obstacles)
+    shortest = distance(rows, start, goal, blocked)
+    if shortest is None:
+        assert observation.error is ToolErrorCode.NO_ROUTE
+        return
+    path = observation.payload["path"]
+    visited = walk(rows, start, path)
+    assert len(path) == shortest
+    assert visited[-1] == goal
+    assert not blocked & set(visited)
+
+
+def test_crop_returns_exactly_the_pixels_of_the_box() -> None:
+    observation = run("CROP", OPEN, box=[10, 20, 74, 256])
+    assert observation.payload == {"size": [64, 236]}
+    assert observation.picture is not None
+    assert (observation.picture.rgb == render(OPEN).rgb[20:256, 10:74]).all()
