@@ -1,0 +1,290 @@
+"""The policy: Qwen2.5-VL in every profile, a tiny one built from a config or any checkpoint by path or name."""
+
+from __future__ import annotations
+
+import copy
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import log_softmax
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2_5_VLConfig
+from transformers import Qwen2_5_VLForConditionalGeneration as QwenVL
+
+from models.config import AgentConfig, PolicyConfig
+from models.encoding import (
+    MERGE,
+    PATCH,
+    Encoder,
+    picture_grid,
+    picture_patches,
+    rope_positions,
+    token_id,
+)
+from models.tokenizer import END_OF_TEXT, IM_END, IMAGE_PAD, VIDEO_PAD, VISION_END, VISION_START
+from tools.base import Picture
+from tools.registry import ToolRegistry
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """One trajectory as the model sees it: ids (T,), agent mask (T,), and its pictures in order."""
+
+    ids: np.ndarray
+    mask: np.ndarray
+    pictures: tuple[Picture, ...]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Right-padded sequences. `targets` marks tokens whose log-prob is wanted: (B, T) bool, never column 0."""
+
+    ids: Tensor  # (B, T) int64
+    positions: Tensor  # (3, B, T) int64
+    targets: Tensor  # (B, T) bool
+    patches: Tensor  # (sum of patches over distinct pictures, 1176)
+    grids: Tensor  # (distinct pictures, 3) int64
+    image_source: (
+        Tensor  # (placeholders in the batch,) row of the merged picture features for each, in batch order
+    )
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on another device."""
+        return Batch(**{name: tensor.to(device) for name, tensor in vars(self).items()})
+
+
+class PolicyModel(nn.Module):
+    """Log-probs of chosen tokens: the one forward pass that SFT, GRPO and their reference share."""
+
+    def __init__(self, network: QwenVL, image_pad: int, forbidden: list[int]) -> None:
+        super().__init__()
+        self.network = network
+        self.image_pad = image_pad
+        self.forbidden = forbidden
+
+    @property
+    def device(self) -> torch.device:
+        return self.network.lm_head.weight.device
+
+    def embed(self, ids: Tensor, patches: Tensor, grids: Tensor, image_source: Tensor) -> Tensor:
+        """Token embeddings (B, T, H) with each placeholder replaced by its picture feature."""
+        embeddings = self.network.get_input_embeddings()(ids)
+        if not len(grids):
+            return embeddings
+        features = self.picture_features(patches, grids)[image_source]
+        where = (ids == self.image_pad).unsqueeze(-1)
+        return embeddings.masked_scatter(where, features.to(embeddings.dtype))
+
+    def picture_features(self, patches: Tensor, grids: Tensor) -> Tensor:
+        """Merged features of all pictures, concatenated: (sum of merged patches, H)."""
+        return torch.cat(tuple(self.network.model.get_image_features(patches, grids).pooler_output))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits in float32 with the tokens that only the environment may write removed."""
+        logits = self.network.lm_head(hidden).float()
+        logits[..., self.forbidden] = -torch.inf
+        return logits
+
+    def forward(self, batch: Batch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies of the target tokens, both float32 of shape (number of targets,).
+
+        Right padding needs no attention mask: causal attention never looks at what follows. Log-probs are those
+        of softmax(logits / temperature), as the sampler's (trl#4159: a ratio of 2 without it).
+        """
+        embeddings = self.embed(batch.ids, batch.patches, batch.grids, batch.image_source)
+        hidden = self.network.model.language_model(
+            inputs_embeds=embeddings, position_ids=batch.positions, use_cache=False
+        ).last_hidden_state
+        targets = batch.targets[:, 1:]
+        logprobs = log_softmax(self.logits(hidden[:, :-1][targets]) / temperature, dim=-1)
+        chosen = logprobs.gather(-1, batch.ids[:, 1:][targets].unsqueeze(-1)).squeeze(-1)
+        entropy = -(logprobs.exp() * logprobs.masked_fill(logprobs == -torch.inf, 0.0)).sum(-1)
+        return chosen, entropy
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Weights, tokenizer and encoder that belong together."""
+
+    model: PolicyModel
+    encoder: Encoder
+
+    def collate(self, sequences: list[Sequence]) -> Batch:
+        """Right-pad sequences; a picture that several of them share is patched and encoded once."""
+        dtype = self.model.network.dtype
+        batch = collate(sequences, self.encoder.image_pad, self.encoder.image_scale, dtype)
+        return batch.to(self.model.device)
+
+    def save(self, folder: Path) -> None:
+        """Write the ordinary Hugging Face layout: config, safetensors, tokenizer with its chat template.
+
+        LoRA adapters are merged into a copy of the weights first.
+        """
+        merge_lora(self.model.network).save_pretrained(folder)
+        self.encoder.tokenizer.save_pretrained(folder)
+
+
+def collate(sequences: list[Sequence], image_pad: int, scale: float, dtype: torch.dtype) -> Batch:
+    """See `Policy.collate`."""
+    width = max(len(sequence.ids) for sequence in sequences)
+    ids = np.zeros((len(sequences), width), dtype=np.int64)
+    positions = np.zeros((3, len(sequences), width), dtype=np.int64)
+    targets = np.zeros((len(sequences), width), dtype=bool)
+    distinct: dict[str, tuple[int, int]] = {}  # picture hash -> (first feature row, number of rows)
+    patches: list[np.ndarray] = []
+    grids: list[tuple[int, int, int]] = []
+    source: list[np.ndarray] = []
+    rows = 0
+    for index, sequence in enumerate(sequences):
+        length = len(sequence.ids)
+        ids[index, :length] = sequence.ids
+        targets[index, :length] = sequence.mask
+        own_grids = []
+        for picture in sequence.pictures:
+            grid = picture_grid(picture, scale)
+            own_grids.append(grid)
+            if picture.sha256 not in distinct:
+                count = grid[1] * grid[2] // MERGE**2
+                distinct[picture.sha256] = (rows, count)
+                rows += count
+                patches.append(picture_patches(picture, scale))
+                grids.append(grid)
+            first, count = distinct[picture.sha256]
+            source.append(np.arange(first, first + count))
+        positions[:, index, :length] = rope_positions(sequence.ids, own_grids, image_pad)
+    targets[:, 0] = False
+    patch_array = (
+        np.concatenate(patches) if patches else np.zeros((0, 3 * 2 * PATCH * PATCH), dtype=np.float32)
+    )
+    return Batch(
+        ids=torch.from_numpy(ids),
+        positions=torch.from_numpy(positions),
+        targets=torch.from_numpy(targets),
+        patches=torch.from_numpy(patch_array).to(dtype),
+        grids=torch.tensor(grids, dtype=torch.int64).reshape(-1, 3),
+        image_source=torch.from_numpy(np.concatenate(source) if source else np.zeros(0, dtype=np.int64)),
+    )
+
+
+def tiny_config(config: PolicyConfig, tokenizer: PreTrainedTokenizerBase) -> Qwen2_5_VLConfig:
+    """A Qwen2.5-VL config of the given sizes; vision blocks all see the whole (small) picture."""
+    head = config.hidden_size // config.heads
+    sections = [
+        head // 2 - 2 * (head // 6),
+        head // 6,
+        head // 6,
+    ]  # time, height, width shares of half a head
+    text = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections},
+        "bos_token_id": token_id(tokenizer, END_OF_TEXT),
+        "eos_token_id": token_id(tokenizer, IM_END),
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    vision = {
+        "depth": config.vision_depth,
+        "hidden_size": config.vision_hidden_size,
+        "intermediate_size": 2 * config.vision_hidden_size,
+        "num_heads": max(1, config.vision_hidden_size // 16),
+        "out_hidden_size": config.hidden_size,
+        "patch_size": PATCH,
+        "spatial_merge_size": MERGE,
+        "temporal_patch_size": 2,
+        "window_size": 112,
+        "fullatt_block_indexes": list(range(config.vision_depth)),
+    }
+    return Qwen2_5_VLConfig(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=token_id(tokenizer, IMAGE_PAD),
+        video_token_id=token_id(tokenizer, VIDEO_PAD),
+        vision_start_token_id=token_id(tokenizer, VISION_START),
+        vision_end_token_id=token_id(tokenizer, VISION_END),
+        tie_word_embeddings=True,
+    )
+
+
+def build_policy(
+    config: PolicyConfig,
+    agent: AgentConfig,
+    registry: ToolRegistry,
+    tokenizer: PreTrainedTokenizerBase | None,
+    seed: int,
+) -> Policy:
+    """The policy that training starts from: `config.checkpoint`, or a tiny one with random weights.
+
+    Raises ValueError when the tiny policy has no tokenizer, OSError when the checkpoint cannot be read.
+    """
+    if config.checkpoint is not None:
+        return load_policy(config.checkpoint, config, agent, registry)
+    if tokenizer is None:
+        raise ValueError("the tiny policy needs the tokenizer trained on the cold start")
+    torch.manual_seed(seed)
+    network = QwenVL(tiny_config(config, tokenizer)).to(getattr(torch, config.dtype))
+    return _assemble(network, tokenizer, config, agent, registry)
+
+
+def load_policy(
+    source: str | Path, config: PolicyConfig, agent: AgentConfig, registry: ToolRegistry
+) -> Policy:
+    """A saved policy (`Policy.save`) or any Qwen2.5-VL checkpoint, by folder or hub name."""
+    network = QwenVL.from_pretrained(source, dtype=getattr(torch, config.dtype))
+    return _assemble(network, AutoTokenizer.from_pretrained(source), config, agent, registry)
+
+
+def _assemble(
+    network: QwenVL,
+    tokenizer: PreTrainedTokenizerBase,
+    config: PolicyConfig,
+    agent: AgentConfig,
+    registry: ToolRegistry,
+) -> Policy:
+    encoder = Encoder(tokenizer, registry, agent, config.image_scale)
+    if config.lora_rank:
+        add_lora(network, config.lora_rank)
+    return Policy(PolicyModel(_placed(network), encoder.image_pad, encoder.forbidden), encoder)
+
+
+def _placed(network: QwenVL) -> QwenVL:
+    nn.Module.to(network, compute_device())
+    return network
+
+
+def compute_device() -> torch.device:
+    """This process's GPU, or the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def add_lora(network: QwenVL, rank: int) -> None:
+    """Freeze the weights and put LoRA adapters beside every linear layer of the language model, in place."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    names = r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
+    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=names), network)
+
+
+def merge_lora(network: QwenVL) -> QwenVL:
+    """The network without adapters: itself if it has none, else a copy on the CPU with them merged in."""
+    from peft.tuners.lora import LoraLayer
+
+    if not any(isinstance(module, LoraLayer) for module in network.modules()):
+        return network
+    copied = copy.deepcopy(network).cpu()
+    for name, module in list(copied.named_modules()):
+        if isinstance(module, LoraLayer):
+            module.merge()
+            copied.set_submodule(name, module.get_base_layer())
+    return copied

@@ -1,0 +1,255 @@
+"""Multi-turn sampling on transformers: slots that keep their KV cache between turns, one pass for all of them.
+
+Each loop reads the waiting prompts and observations into their rows (a few wide passes), then extends every
+running sequence by one token (one narrow pass). A sequence that ends frees its row for the next request.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import log_softmax
+
+from models.agent_format import CALL_CLOSE, RESPONSE_CLOSE
+from models.config import AgentConfig, RolloutConfig
+from models.encoding import Tokens, picture_grid, picture_patches, rope_positions
+from models.episode import Episode, EpisodeRules, finished
+from models.policy import Policy
+from models.rollout import RolloutRequest
+from models.slot_cache import SlotCache
+from models.trajectory import StopReason, Trajectory
+from tools.base import Picture
+from tools.executor import ToolExecutor
+
+
+@dataclass
+class _Running:
+    """An episode in a row of the KV cache."""
+
+    episode: Episode
+    draws: np.ndarray  # one uniform number per token it may ever sample
+    row: int
+    read: int = 0  # tokens already in the row
+    position: int = 0  # next rotary position
+
+    @property
+    def waiting(self) -> int:
+        return len(self.episode.tokens.ids) - self.read
+
+
+class TransformersEngine:
+    """See `models.rollout.RolloutEngine`. Shares the trainer's weights, so syncing them costs nothing."""
+
+    def __init__(
+        self, policy: Policy, executor: ToolExecutor, agent: AgentConfig, rollout: RolloutConfig
+    ) -> None:
+        self.policy, self.agent, self.slots = policy, agent, rollout.slots
+        self.rules = EpisodeRules(policy.encoder, executor, agent, rollout.episode_deadline_s)
+        self.version = 0
+        self._features: dict[str, Tensor] = {}
+        closing = [policy.encoder.text(tag) for tag in (CALL_CLOSE, RESPONSE_CLOSE)]
+        # where the closing tags are single tokens, the end of a turn is seen without decoding
+        self._closing = {ids[0] for ids in closing} if all(len(ids) == 1 for ids in closing) else None
+
+    def sync(self, version: int) -> None:
+        """Forget picture features of the old weights (vllm#44910: a stale encoder cache goes unnoticed)."""
+        self.version = version
+        self._features.clear()
+
+    @torch.inference_mode()
+    def sample(
+        self,
+        requests: list[RolloutRequest],
+        temperature: float,
+        on_finished: Callable[[int], None] | None = None,
+    ) -> list[Trajectory]:
+        """See `RolloutEngine.sample`."""
+        was_training = self.policy.model.training
+        self.policy.model.eval()
+        waiting = deque(enumerate(requests))
+        done: dict[int, Trajectory] = {}
+        slots = min(self.slots, len(requests))
+        cache = self._new_cache(slots)
+        free = list(range(slots - 1, -1, -1))
+        running: dict[int, _Running] = {}
+        while waiting or running:
+            self._admit(waiting, free, running, cache)
+            to_read = [each for each in running.values() if each.waiting > 1]
+            ready = len(running) - len(to_read)
+            if to_read and (len(to_read) >= slots // 8 or ready <= slots // 2):
+                self._read(to_read, cache)
+            for each in self._extend(running, cache, temperature):
+                reason = self._advance(each.episode)
+                if reason is not None:
+                    done[each.episode.index] = finished(each.episode, reason, self.version, temperature)
+                    free.append(each.row)
+                    del running[each.row]
+                    if on_finished is not None:
+                        on_finished(len(done))
+        self.policy.model.train(was_training)
+        return [done[index] for index in range(len(requests))]
+
+    def _advance(self, episode: Episode) -> StopReason | None:
+        """After a sampled token: end of turn? Then act. Returns why the episode is over, or None."""
+        if self._turn_ends(episode):
+            reason = self.rules.act(episode)
+            if reason is not None:
+                return reason
+        return self.rules.over_limits(episode)
+
+    def _turn_ends(self, episode: Episode) -> bool:
+        last = episode.tokens.ids[-1]
+        if last == self.policy.encoder.im_end:
+            return True
+        if self._closing is not None:
+            return last in self._closing
+        tail = self.policy.encoder.decode(episode.tokens.ids[episode.turn_start :][-16:])
+        return CALL_CLOSE in tail or RESPONSE_CLOSE in tail
+
+    # --- the network -------------------------------------------------------------------------------------
+
+    def _new_cache(self, slots: int) -> SlotCache:
+        config = self.policy.model.network.config.get_text_config()
+        head_dim = config.hidden_size // config.num_attention_heads
+        return SlotCache(
+            config.num_hidden_layers,
+            slots,
+            self.agent.max_tokens + 1,
+            config.num_key_value_heads,
+            head_dim,
+            self.policy.model.network.lm_head.weight,
+        )
+
+    def _admit(
+        self,
+        waiting: deque[tuple[int, RolloutRequest]],
+        free: list[int],
+        running: dict[int, _Running],
+        cache: SlotCache,
+    ) -> None:
+        """Fill free rows, several at a time. The prompt of a group is read once and its row copied."""
+        if not waiting or (running and len(free) < min(len(waiting), self.slots // 8)):
+            return
+        admitted: dict[str, list[_Running]] = {}
+        prompts: dict[str, Tokens] = {}
+        while waiting and free:
+            index, request = waiting.popleft()
+            key = request.prompt.prompt_id
+            if key not in prompts:
+                prompts[key] = self.policy.encoder.prompt(request.prompt)
+            draws = np.random.default_rng(request.seed).random(self.agent.max_tokens + 1)
+            each = _Running(Episode.begin(index, request, prompts[key]), draws, free.pop())
+            running[each.row] = each
+            admitted.setdefault(key, []).append(each)
+        self._read([group[0] for group in admitted.values()], cache)
+        for leader, *others in admitted.values():
+            if others:
+                cache.copy_row(leader.row, [other.row for other in others], leader.read)
+            for other in others:
+                other.read, other.position = leader.read, leader.position
+
+    def _read(self, group: list[_Running], cache: SlotCache) -> None:
+        """Read all but the last waiting token of each episode into its row (the last one is `_extend`'s)."""
+        encoder = self.policy.encoder
+        counts = [each.waiting - 1 for each in group]
+        width = max(counts)
+        ids = np.zeros((len(group), width), dtype=np.int64)
+        cells = np.zeros((len(group), width), dtype=np.int64)
+        positions = np.zeros((3, len(group), width), dtype=np.int64)
+        pictures: list[Picture] = []
+        for line, (each, count) in enumerate(zip(group, counts, strict=True)):
+            tokens = each.episode.tokens
+            new = np.array(tokens.ids[each.read : each.read + count])
+            seen = tokens.ids[: each.read].count(encoder.vision_start)
+            shown = tokens.pictures[seen : seen + int((new == encoder.vision_start).sum())]
+            grids = [picture_grid(picture, encoder.image_scale) for picture in shown]
+            rope = rope_positions(new, grids, encoder.image_pad) + each.position
+            pictures += shown
+            ids[line, :count] = new
+            positions[:, line, :count] = rope
+            # padding is written behind the row's last token, where the next token overwrites it
+            cells[line] = np.minimum(each.read + np.arange(width), cache.capacity - 1)
+            each.read += count
+            each.position = int(rope.max()) + 1
+        rows = self._tensor(np.array([each.row for each in group]))
+        embeddings = self._embed(self._tensor(ids), pictures)
+        self._forward(embeddings, self._tensor(positions), rows, self._tensor(cells), cache)
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.policy.model.device)
+
+    def _embed(self, ids: Tensor, pictures: list[Picture]) -> Tensor:
+        model = self.policy.model
+        embeddings = model.network.get_input_embeddings()(ids)
+        if not pictures:
+            return embeddings
+        missing = {p.sha256: p for p in pictures if p.sha256 not in self._features}
+        if missing:
+            scale = self.policy.encoder.image_scale
+            patches = self._tensor(np.concatenate([picture_patches(p, scale) for p in missing.values()]))
+            grids = self._tensor(np.array([picture_grid(p, scale) for p in missing.values()]))
+            outputs = model.network.model.get_image_features(
+                patches.to(embeddings.dtype), grids
+            ).pooler_output
+            self._features.update(zip(missing, outputs, strict=True))
+        features = torch.cat([self._features[picture.sha256] for picture in pictures])
+        return embeddings.masked_scatter((ids == model.image_pad).unsqueeze(-1), features)
+
+    def _forward(
+        self, embeddings: Tensor, positions: Tensor, rows: Tensor, cells: Tensor, cache: SlotCache
+    ) -> Tensor:
+        mask = cache.select(rows, cells)
+        return self.policy.model.network.model.language_model(
+            inputs_embeds=embeddings, position_ids=positions, attention_mask=mask, past_key_values=cache
+        ).last_hidden_state
+
+    def _extend(self, running: dict[int, _Running], cache: SlotCache, temperature: float) -> list[_Running]:
+        """Feed each ready episode its last token and sample the next one; returns those episodes."""
+        ready = [each for each in running.values() if each.waiting == 1]
+        if not ready:
+            return ready
+        # above half of the rows, idle ones compute too: cheaper than copying the others' cache
+        most = len(ready) > cache.slots // 2
+        rows = list(range(cache.slots)) if most else [each.row for each in ready]
+        line_of = {row: line for line, row in enumerate(rows)}
+        ids, cells, positions = (np.zeros((len(rows), 1), dtype=np.int64) for _ in range(3))
+        for row in rows:
+            if row in running:  # an idle row writes where its next real token will overwrite it
+                cells[line_of[row]] = running[row].read
+        for each in ready:
+            ids[line_of[each.row]] = each.episode.tokens.ids[-1]
+            positions[line_of[each.row]] = each.position
+        embeddings = self.policy.model.network.get_input_embeddings()(self._tensor(ids))
+        rope = self._tensor(positions).expand(3, -1, -1)
+        row_index = self._tensor(np.array(rows))
+        hidden = self._forward(embeddings, rope, row_index, self._tensor(cells), cache)
+        lines = [line_of[each.row] for each in ready]
+        logits = self.policy.model.logits(hidden[lines, 0])
+        draws = np.array([each.draws[len(each.episode.tokens.ids)] for each in ready])
+        tokens, logprobs = sample_tokens(logits, self._tensor(draws), temperature)
+        for each, token, logprob in zip(ready, tokens.tolist(), logprobs.tolist(), strict=True):
+            each.read += 1
+            each.position += 1
+            each.episode.tokens.append_sampled(token, logprob)
+        return ready
+
+
+def sample_tokens(logits: Tensor, draws: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Tokens and their log-probs, both (B,), from logits (B, V) and uniform draws (B,) in [0, 1).
+
+    Inverse-CDF sampling: the draw alone decides, so an episode does not depend on its neighbours in the batch.
+    Temperature 0 takes the largest logit and reports its log-prob at temperature 1.
+    """
+    logprobs = log_softmax(logits / temperature if temperature > 0 else logits, dim=-1)
+    if temperature > 0:
+        cumulative = logprobs.double().exp().cumsum(-1)
+        tokens = torch.searchsorted(cumulative, draws.unsqueeze(-1) * cumulative[:, -1:]).squeeze(-1)
+        tokens = tokens.clamp(max=logits.shape[-1] - 1)
+    else:
+        tokens = logits.argmax(-1)
+    return tokens, logprobs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)

@@ -1,0 +1,202 @@
+"""Rollouts: the sampler's log-probs are the trainer's, and an episode depends on nothing but its request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+import models.transformers_engine as engine_module
+from environments.base import Prompt
+from models.agent_format import write_call, write_response
+from models.config import AgentConfig, RolloutConfig
+from models.grpo import token_logprobs
+from models.policy import Policy, Sequence
+from models.rollout import RolloutRequest
+from models.trajectory import StopReason, Trajectory
+from models.transformers_engine import TransformersEngine
+from tests.models.policies import engine_for, small_policy, some_prompts
+from tools.base import ToolCall
+from tools.errors import ToolErrorCode
+from tools.executor import ToolExecutor
+
+AGENT = AgentConfig(max_tokens=320, max_turns=4, observation_pictures=("CROP", "DRAW2DPATH"))
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return small_policy(agent=AGENT)
+
+
+def _requests(prompts: list[Prompt], samples: int = 2) -> list[RolloutRequest]:
+    return [RolloutRequest(p, n, 1000 * i + n) for i, p in enumerate(prompts) for n in range(samples)]
+
+
+class Script:
+    """Replaces only the choice of tokens: the network runs and is read for log-probs, the text is given.
+
+    Every prompt's turns are tokenised by the policy's encoder, as if it had sampled them.
+    """
+
+    def __init__(self, policy: Policy, turns: dict[str, list[str]]) -> None:
+        self.turns = {key: iter(policy.encoder.text("".join(texts))) for key, texts in turns.items()}
+
+    def token(self, key: str) -> int:
+        return next(self.turns[key])
+
+
+def scripted(
+    engine: TransformersEngine, policy: Policy, turns: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let the engine 'sample' the scripts, keeping its own log-probs for them."""
+    script = Script(policy, turns)
+    original = engine._extend
+
+    def extend(running, cache, temperature):  # type: ignore[no-untyped-def]
+        ready = [each for each in running.values() if each.waiting == 1]
+
+        def sample(logits, draws, temperature):  # type: ignore[no-untyped-def]
+            tokens = torch.tensor([script.token(each.episode.request.prompt.prompt_id) for each in ready])
+            logprobs = torch.log_softmax(logits / temperature, -1)
+            return tokens, logprobs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+        monkeypatch.setattr(engine_module, "sample_tokens", sample)
+        return original(running, cache, temperature)
+
+    monkeypatch.setattr(engine, "_extend", extend)
+
+
+def _gap(policy: Policy, trajectories: list[Trajectory], temperature: float) -> float:
+    sequences = [Sequence(t.ids, t.mask, t.pictures) for t in trajectories]
+    trained = token_logprobs(policy, sequences, temperature, 4096)
+    return max(
+        float((torch.from_numpy(t.logprobs[1:][t.mask[1:]]) - own).abs().max())
+        for t, own in zip(trajectories, trained, strict=True)
+    )
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_sampler_and_trainer_agree_at_any_temperature(policy: Policy, temperature: float) -> None:
+    """trl#4159: log-probs at another temperature gave a ratio of 2 on the first token."""
+    trajectories = engine_for(policy).sample(_requests(some_prompts(6)), temperature)
+    assert _gap(policy, trajectories, temperature) < 1e-4
+
+
+def _verification(prompt: Prompt) -> list[str]:
+    draw = ToolCall("DRAW2DPATH", {"start": [32, 32], "directions": prompt.hidden["path"] or "R"})
+    return [
+        write_call("find the start", ToolCall("POINT", {"target": "start"})),
+        write_call("draw the path", draw),
+        write_response("the path is safe", "Yes"),
+    ]
+
+
+def test_sampler_and_trainer_agree_through_observations_and_their_pictures(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = some_prompts(5)
+    engine = engine_for(policy, slots=3)
+    scripted(engine, policy, {p.prompt_id: _verification(p) for p in prompts}, monkeypatch)
+    trajectories = engine.sample(_requests(prompts, samples=1), 0.8)
+    assert {t.stop_reason for t in trajectories} == {StopReason.ANSWERED}
+    assert {len(t.pictures) for t in trajectories} == {2}
+    assert all(len(t.ids) == len(t.mask) == len(t.logprobs) for t in trajectories)
+    assert _gap(policy, trajectories, 0.8) < 1e-4
+    for trajectory in trajectories:
+        assert [step.call_level for step in trajectory.steps] == [4, 4, 0]
+        observed = "".join(step.observation.to_json() for step in trajectory.steps if step.observation)
+        text = policy.encoder.tokenizer.decode(trajectory.ids[~trajectory.mask])
+        assert observed[:20] in text.replace("\\u003c", "<")
+
+
+def test_an_episode_does_not_depend_on_its_neighbours_or_the_tool_cache(policy: Policy) -> None:
+    """slots, order and caching are speed, not behaviour."""
+    requests = _requests(some_prompts(5), samples=3)
+    wanted = engine_for(policy).sample(requests, 1.0)
+    for engine, order in [
+        (engine_for(policy, slots=2), range(len(requests))),
+        (engine_for(policy, cached=False, slots=16), range(len(requests) - 1, -1, -1)),
+    ]:
+        got = engine.sample([requests[i] for i in order], 1.0)
+        for index, trajectory in zip(order, got, strict=True):
+            np.testing.assert_array_equal(trajectory.ids, wanted[index].ids)
+            assert trajectory.stop_reason == wanted[index].stop_reason
+
+
+def _run(
+    policy: Policy, turns: list[str], monkeypatch: pytest.MonkeyPatch, agent: AgentConfig = AGENT
+) -> Trajectory:
+    prompt = some_prompts(1)[0]
+    engine = TransformersEngine(
+        policy, ToolExecutor(policy.encoder.registry, None, 5.0), agent, RolloutConfig(slots=2)
+    )
+    scripted(engine, policy, {prompt.prompt_id: turns}, monkeypatch)
+    return engine.sample([RolloutRequest(prompt, 0, 0)], 1.0)[0]
+
+
+POINT = write_call("t", ToolCall("POINT", {"target": "start"}))
+UNKNOWN = write_call("t", ToolCall("NOPE", {}))
+BROKEN = "<think>t</think><tool_call>{oops</tool_call>"
+
+
+def stop_cases() -> Iterator[tuple[list[str], StopReason]]:
+    yield [POINT, write_response("t", "Yes")], StopReason.ANSWERED
+    yield [POINT] * 9, StopReason.MAX_TURNS
+    yield [BROKEN] * 9, StopReason.PARSE_ERROR
+    yield [UNKNOWN] * 9, StopReason.TOOL_ERROR
+    yield ["no tags at all " * 200], StopReason.MAX_TOKENS
+
+
+@pytest.mark.parametrize(("turns", "reason"), list(stop_cases()))
+def test_every_episode_ends_with_its_reason(
+    policy: Policy, turns: list[str], reason: StopReason, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """trl#4751: a policy that always calls a tool must hit a cap, not the memory limit."""
+    agent = AgentConfig(max_tokens=320, max_turns=4 if reason is StopReason.MAX_TURNS else 8)
+    assert _run(policy, turns, monkeypatch, agent).stop_reason is reason
+
+
+def test_a_malformed_call_is_answered_with_an_error_the_agent_can_read(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """verifiers#1763, verl's ToolAgentLoop: neither a crash nor a silent end."""
+    trajectory = _run(policy, [BROKEN, POINT, write_response("t", "No")], monkeypatch)
+    assert trajectory.stop_reason is StopReason.ANSWERED
+    assert trajectory.steps[0].observation is not None
+    assert trajectory.steps[0].observation.error is ToolErrorCode.MALFORMED_CALL
+    assert not trajectory.steps[0].well_formed
+
+
+def test_a_policy_that_writes_observation_tags_itself_changes_no_mask(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forged = '<think>t</think><obs>{"coordinates": [1, 1]}</obs>' + POINT
+    trajectory = _run(policy, [forged, write_response("t", "No")], monkeypatch)
+    agent_text = policy.encoder.tokenizer.decode(trajectory.ids[trajectory.mask])
+    assert agent_text == forged + write_response("t", "No")
+    assert not trajectory.steps[0].well_formed
+
+
+def test_tokens_only_the_environment_may_write_are_never_sampled(policy: Policy) -> None:
+    trajectories = engine_for(policy).sample(_requests(some_prompts(8)), 1.0)
+    for trajectory in trajectories:
+        assert not set(trajectory.ids[trajectory.mask].tolist()) & set(policy.encoder.forbidden)
+
+
+def test_an_episode_past_its_deadline_ends(policy: Policy) -> None:
+    """prime-rl#2360, hud-python#426: one deadline for the whole rollout."""
+    engine = engine_for(policy, episode_deadline_s=1e-6)
+    trajectories = engine.sample(_requests(some_prompts(2)), 1.0)
+    assert {t.stop_reason for t in trajectories} == {StopReason.DEADLINE}
+
+
+def test_stale_picture_features_are_dropped_on_sync(policy: Policy) -> None:
+    """vllm#44910, trl#7198: after a weight update the encoder cache holds the old weights' features."""
+    engine = engine_for(policy)
+    engine.sample(_requests(some_prompts(2)), 1.0)
+    assert engine._features
+    engine.sync(3)
+    assert not engine._features
+    assert engine.sample(_requests(some_prompts(1)), 1.0)[0].policy_version == 3
