@@ -1,0 +1,548 @@
+"""MLflow runs of the pipeline: one parent per pipeline run, one child per stage, no global state.
+
+Everything goes through `MlflowClient` and a run id. MLflow's fluent functions keep the active run per
+thread, create runs when there is none, and close a parent that a child re-opened (mlflow/mlflow#13874).
+MLflow is imported inside functions: it takes three seconds, and `--help` should not.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+
+from tasks.dvc_graph import fingerprint, stage_inputs
+from tasks.metric_log import MetricBuffer, Point, metric_name
+from tasks.params import PROJECT_ROOT, Params, TrackingConfig, flatten, load_params
+from tasks.provenance import dvc_process, owner_is_dead, run_tags
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+log = logging.getLogger(__name__)
+
+PARENT_RUN_VARIABLE = "TOOLPLAN_PARENT_RUN_ID"
+_PARENT_TAG = "mlflow.parentRunId"
+_UNFINISHED = ("RUNNING", "KILLED", "FAILED")
+
+
+class TrackingError(Exception):
+    """The tracking store cannot be used; the message is one line with the remedy."""
+
+
+class Terminated(SystemExit):
+    """Raised in the main thread on SIGTERM, so that runs close as KILLED and files are left whole."""
+
+    def __init__(self) -> None:
+        super().__init__(128 + signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class Store:
+    """A resolved tracking store. `artifact_root` is None where the server decides."""
+
+    uri: str
+    artifact_root: str | None
+    database: Path | None
+    experiment: str
+
+
+@dataclass(frozen=True)
+class TraceStep:
+    """One span of a trace: a tool call or a piece of the agent's turn. Times are Unix time in seconds."""
+
+    name: str
+    kind: str
+    inputs: Any
+    outputs: Any
+    started: float
+    ended: float
+    failed: bool = False
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+
+# --------------------------------------------------------------------------------------------- store
+
+
+def resolve_store(config: TrackingConfig, root: Path = PROJECT_ROOT) -> Store:
+    """Where runs go: MLFLOW_TRACKING_URI, else params, else `mlflow.db` in the project.
+
+    Relative sqlite paths and artifact roots are meant from the project, never from the current folder
+    (mlflow/mlflow#7670).
+
+    Raises:
+        TrackingError: the address is a folder (MLflow's file store, which it no longer maintains).
+    """
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or config.tracking_uri or f"sqlite:///{root / 'mlflow.db'}"
+    scheme = uri.split(":", 1)[0] if "://" in uri or uri.startswith("file:") else ""
+    if scheme in {"", "file"} and uri != "databricks":
+        raise TrackingError(
+            f"tracking store {uri!r} is a folder, which MLflow no longer maintains: "
+            "unset MLFLOW_TRACKING_URI, or set it to sqlite:///mlflow.db or to a server's http address"
+        )
+    if scheme != "sqlite":
+        return Store(uri, config.artifact_root, None, config.experiment)
+    database = root / uri.removeprefix("sqlite:///")
+    artifacts = root / (config.artifact_root or "mlartifacts")
+    return Store(f"sqlite:///{database}", artifacts.as_uri(), database, config.experiment)
+
+
+def open_store(store: Store) -> tuple[MlflowClient, str]:
+    """A client and the id of the experiment, which is created if new and restored if deleted.
+
+    A fresh sqlite file is destroyed if several processes initialise it together (daizutabi/hydraflow#245),
+    so the first connection of each process happens behind a file lock.
+
+    Raises:
+        TrackingError: the store cannot be reached or its schema is of another MLflow.
+    """
+    if store.database is None:
+        return _connect(store)
+    store.database.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{store.database}.lock"):
+        return _connect(store)
+
+
+def _connect(store: Store) -> tuple[MlflowClient, str]:
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    for chatty in ("alembic", "mlflow.store.db", "mlflow.system_metrics", "mlflow.tracing"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    client = MlflowClient(tracking_uri=store.uri, registry_uri=store.uri)
+    try:
+        experiment = client.get_experiment_by_name(store.experiment)
+        if experiment is None:
+            try:
+                return client, client.create_experiment(
+                    store.experiment, artifact_location=store.artifact_root
+                )
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+                experiment = client.get_experiment_by_name(store.experiment)
+                if experiment is None:
+                    raise
+        if experiment.lifecycle_stage == "deleted":
+            log.warning("the MLflow experiment %s was deleted; it is restored", store.experiment)
+            client.restore_experiment(experiment.experiment_id)
+    except MlflowException as error:
+        hint = "is its server running?"
+        if "out-of-date database schema" in str(error):
+            hint = f"back it up, then run `mlflow db upgrade {store.uri}`"
+        raise TrackingError(f"tracking store {store.uri}: {_first_line(error)}; {hint}") from error
+    return client, experiment.experiment_id
+
+
+def reap_orphans(client: MlflowClient, experiment_id: str) -> list[str]:
+    """Set runs to KILLED whose process on this machine is gone (SIGKILL leaves them RUNNING for ever)."""
+    reaped = []
+    for run in client.search_runs([experiment_id], "attributes.status = 'RUNNING'", max_results=1000):
+        if owner_is_dead(run.data.tags):
+            client.set_tag(run.info.run_id, "reaped", "true")
+            client.set_terminated(run.info.run_id, "KILLED")
+            reaped.append(run.info.run_id)
+    return reaped
+
+
+# ----------------------------------------------------------------------------------------------- run
+
+
+class StageRun:
+    """One open MLflow run. All methods may be called from any thread."""
+
+    def __init__(self, client: MlflowClient, run: Run, params: Params, uri: str) -> None:
+        self.run_id: str = run.info.run_id
+        self.experiment_id: str = run.info.experiment_id
+        self._client = client
+        self._uri = uri
+        history = {
+            name: [point.step for point in client.get_metric_history(self.run_id, name)]
+            for name in run.data.metrics
+            if not name.startswith("system/")
+        }
+        self._buffer = MetricBuffer(self._send, history, params.tracking.max_points_per_metric)
+        self._has_traces = False
+
+    def expect_steps(self, total: int) -> None:
+        """Say how many steps the curves will have, so that long ones are thinned evenly."""
+        self._buffer.expect_steps(total)
+
+    def log_metrics(self, values: Mapping[str, float], step: int) -> None:
+        """Buffer one value per metric. Groups are the part before the slash: `train/loss`, `reward/acc`."""
+        self._buffer.add(values, step)
+
+    def log_summary(self, values: Mapping[str, float]) -> None:
+        """Final numbers, which have no step (stored at step 0)."""
+        self._buffer.add(values, 0)
+
+    def log_artifact(self, path: Path | str, folder: str | None = None) -> None:
+        """Store one file under `folder` of the run."""
+        self._client.log_artifact(self.run_id, str(path), folder)
+
+    def log_artifacts(self, directory: Path | str, folder: str | None = None) -> None:
+        """Store all files of a directory."""
+        self._client.log_artifacts(self.run_id, str(directory), folder)
+
+    def log_text(self, text: str, artifact: str) -> None:
+        """Store a text as file `artifact`, e.g. `report/summary.md`."""
+        self._client.log_text(self.run_id, text, artifact)
+
+    def log_figure(self, figure: Figure, artifact: str) -> None:
+        """Store a matplotlib figure as picture `artifact`, e.g. `plots/accuracy.png`."""
+        self._client.log_figure(self.run_id, figure, artifact)
+
+    def log_dataset(self, name: str, path: Path | str, digest: str, context: str, rows: int) -> None:
+        """Link a data set: `digest` is its hash (36 characters are kept), `context` e.g. "training"."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        dataset = Dataset(
+            name=name,
+            digest=digest[:36],
+            source_type="local",
+            source=json.dumps({"uri": str(path)}),
+            profile=json.dumps({"num_rows": rows}),
+        )
+        tags = [InputTag("mlflow.data.context", context), InputTag("digest", digest)]
+        self._client.log_inputs(self.run_id, [DatasetInput(dataset, tags)])
+
+    def log_trace(
+        self,
+        name: str,
+        inputs: Any,
+        outputs: Any,
+        steps: Sequence[TraceStep],
+        tags: Mapping[str, str] | None = None,
+    ) -> str:
+        """Store a finished episode as a trace of this run, one span per step. Returns the trace id.
+
+        MLflow stores about eight traces a second: log a sample, after the fact. Written by one thread at a
+        time, from recorded times: traces opened in rollout threads attach to the wrong run (mlflow#15511).
+        """
+        import mlflow
+
+        mlflow.set_tracking_uri(self._uri)  # the exporter of traces has no other way to know
+        start = min((step.started for step in steps), default=time.time())
+        end = max((step.ended for step in steps), default=start)
+        root = self._client.start_trace(
+            name,
+            span_type="AGENT",
+            inputs=inputs,
+            tags=dict(tags or {}),
+            experiment_id=self.experiment_id,
+            start_time_ns=int(start * 1e9),
+            run_id=self.run_id,
+        )
+        for step in steps:
+            span = self._client.start_span(
+                step.name,
+                trace_id=root.trace_id,
+                parent_id=root.span_id,
+                span_type=step.kind,
+                inputs=step.inputs,
+                attributes=step.attributes,
+                start_time_ns=int(step.started * 1e9),
+            )
+            self._client.end_span(
+                root.trace_id,
+                span.span_id,
+                outputs=step.outputs,
+                status="ERROR" if step.failed else "OK",
+                end_time_ns=int(step.ended * 1e9),
+            )
+        self._client.end_trace(root.trace_id, outputs=outputs, end_time_ns=int(end * 1e9))
+        self._has_traces = True
+        return root.trace_id
+
+    def set_tags(self, tags: Mapping[str, Any]) -> None:
+        """Set tags; values become text."""
+        for name, value in tags.items():
+            self._client.set_tag(self.run_id, metric_name(name), str(value))
+
+    def close(self, status: str) -> None:
+        """Send everything and give the run its final status."""
+        nonfinite = self._buffer.nonfinite
+        if nonfinite:
+            self.set_tags({"nonfinite": json.dumps(nonfinite, sort_keys=True)})
+        self.log_summary({"system/peak_memory_megabytes": _peak_memory_mb()})
+        self._buffer.close()
+        if self._has_traces:
+            import mlflow
+
+            mlflow.flush_trace_async_logging()
+        self._client.set_terminated(self.run_id, status)
+
+    def flush_if_due(self) -> None:
+        """Send metrics that have waited for some seconds; the background thread calls this."""
+        self._buffer.flush_if_due()
+
+    def _send(self, points: list[Point]) -> None:
+        from mlflow.entities import Metric
+
+        metrics = [Metric(point.name, point.value, point.time_ms, point.step) for point in points]
+        self._client.log_batch(self.run_id, metrics=metrics)
+
+
+@contextmanager
+def stage_run(stage: str, params: Params, root: Path = PROJECT_ROOT) -> Iterator[StageRun]:
+    """The MLflow run of one stage: a child of $TOOLPLAN_PARENT_RUN_ID if set, a top-level run otherwise.
+
+    An unfinished run of the same job (same parameters and dependencies) is continued, so that a killed
+    training has one curve. Statuses: FINISHED, also on `sys.exit(0)`; KILLED on Ctrl-C and SIGTERM; FAILED
+    on every other exception, which is passed on.
+
+    Raises:
+        TrackingError: the store cannot be used.
+    """
+    with _only_one(stage, root):
+        yield from _stage_run(stage, params, root)
+
+
+def _stage_run(stage: str, params: Params, root: Path) -> Iterator[StageRun]:
+    store = resolve_store(params.tracking, root)
+    client, experiment_id = open_store(store)
+    reap_orphans(client, experiment_id)
+    inputs = stage_inputs(stage, params, root)
+    job = fingerprint(stage, inputs)
+    records = RunRecords(root, stage)
+    tags = run_tags(params, root) | {"dvc.stage": stage, "fingerprint": job}
+    if parent := os.environ.get(PARENT_RUN_VARIABLE):
+        tags[_PARENT_TAG] = parent
+    earlier = _unfinished(client, records.run_id(job))
+    if earlier is None:
+        opened = client.create_run(experiment_id, tags={**tags, "attempt": "1"}, run_name=stage)
+    else:
+        opened = _reopen(client, earlier, tags)
+    run = StageRun(client, opened, params, store.uri)
+    records.write(job, run.run_id)
+    _log_params(client, opened, params)
+    with _open_run(run, params):
+        yield run
+        if "DVC_STAGE" in os.environ:
+            _refuse_changed_inputs(stage, inputs, root)
+
+
+@contextmanager
+def _only_one(stage: str, root: Path) -> Iterator[None]:
+    """Two processes of one stage would write the same files. The earlier one may be on its way out, after
+    its `dvc repro` was killed: wait a little for it."""
+    lock = root / "outputs" / ".runs" / f"{stage}.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(lock, timeout=60):
+            yield
+    except Timeout:
+        raise TrackingError(
+            f"{stage} is already at work in another process; wait for it, or stop it"
+        ) from None
+
+
+def _refuse_changed_inputs(stage: str, inputs: Mapping[str, str], root: Path) -> None:
+    """DVC hashes dependencies after the command (treeverse/dvc#11058): an edit made meanwhile would be
+    recorded as what the result was made from."""
+    present = stage_inputs(stage, load_params(root / "params.yaml"), root)
+    changed = sorted(name for name in {**inputs, **present} if inputs.get(name) != present.get(name))
+    if changed:
+        raise TrackingError(
+            f"{stage}: {', '.join(changed[:3])} changed while it ran, so the result is not recorded; "
+            "run again, or undo the change and run again to keep this result"
+        )
+
+
+@contextmanager
+def pipeline_run(
+    params: Params, root: Path = PROJECT_ROOT, tags: Mapping[str, str] | None = None
+) -> Iterator[StageRun]:
+    """The parent run of one pipeline execution. Pass its `run_id` to stages as $TOOLPLAN_PARENT_RUN_ID."""
+    store = resolve_store(params.tracking, root)
+    client, experiment_id = open_store(store)
+    reap_orphans(client, experiment_id)
+    opened = client.create_run(
+        experiment_id, tags={**run_tags(params, root), **(tags or {})}, run_name=f"pipeline-{params.profile}"
+    )
+    run = StageRun(client, opened, params, store.uri)
+    _log_params(client, opened, params)
+    with _open_run(run, params, system_metrics=False):
+        yield run
+
+
+@contextmanager
+def _open_run(run: StageRun, params: Params, system_metrics: bool = True) -> Iterator[None]:
+    """Background flushing and machine metrics while the body runs, and the right status afterwards."""
+    stop = threading.Event()
+    flusher = threading.Thread(target=_flush_loop, args=(run, stop), name="metric-flusher", daemon=True)
+    monitor = _system_monitor(run, params) if system_metrics else None
+    status = "FAILED"
+    with _terminate_on_sigterm():
+        flusher.start()
+        try:
+            yield
+            status = "FINISHED"
+        except SystemExit as error:
+            if isinstance(error, Terminated):
+                status = "KILLED"
+            elif error.code in (None, 0):
+                status = "FINISHED"
+            raise
+        except KeyboardInterrupt:
+            status = "KILLED"
+            raise
+        except BaseException as error:
+            run.set_tags({"error": f"{type(error).__name__}: {_first_line(error)}"})
+            raise
+        finally:
+            stop.set()
+            flusher.join()
+            if monitor is not None:
+                monitor.finish()
+            run.close(status)
+
+
+def _flush_loop(run: StageRun, stop: threading.Event) -> None:
+    """Send waiting metrics every few seconds. What fails stays buffered; `close` fails loudly in the end.
+
+    Also ends a stage whose `dvc repro` is gone: DVC does not pass SIGTERM on, and the next `dvc repro` would
+    start a second process beside this one.
+    """
+    dvc = dvc_process()
+    while not stop.wait(2.0):
+        if dvc is not None and not dvc.is_running():
+            log.warning("the dvc process that started this stage is gone: stopping")
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        try:
+            run.flush_if_due()
+        except Exception as error:
+            log.warning("MLflow did not take metrics (%s); they are kept and sent again", _first_line(error))
+            stop.wait(15.0)
+
+
+def _system_monitor(run: StageRun, params: Params) -> Any:
+    """MLflow's own sampler of CPU, memory, disk, network and GPU, bound to this run."""
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+    monitor = SystemMetricsMonitor(
+        run.run_id,
+        sampling_interval=params.tracking.system_metrics_interval_s,
+        resume_logging=True,
+        tracking_uri=run._uri,
+    )
+    monitor.start()
+    return monitor
+
+
+@contextmanager
+def _terminate_on_sigterm() -> Iterator[None]:
+    """Turn the first SIGTERM into `Terminated` in the main thread; later ones don't disturb the clean-up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handler(signum: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Terminated
+
+    previous = signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+class RunRecords:
+    """`outputs/.runs/<stage>.json`: the MLflow run of each job. Not a DVC out, since it holds run ids."""
+
+    def __init__(self, root: Path, stage: str) -> None:
+        self._file = root / "outputs" / ".runs" / f"{stage}.json"
+
+    def run_id(self, fingerprint: str) -> str | None:
+        """The last run of the job with this fingerprint."""
+        return self._read().get(fingerprint)
+
+    def write(self, fingerprint: str, run_id: str) -> None:
+        """Remember a run, atomically."""
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        draft = self._file.with_suffix(f".{os.getpid()}.tmp")
+        draft.write_text(json.dumps({**self._read(), fingerprint: run_id}, indent=1))
+        draft.replace(self._file)
+
+    def _read(self) -> dict[str, str]:
+        return json.loads(self._file.read_text()) if self._file.is_file() else {}
+
+
+def _unfinished(client: MlflowClient, run_id: str | None) -> Run | None:
+    """The run, if it still exists, has not finished, and nobody else is writing it."""
+    from mlflow.exceptions import MlflowException
+
+    if run_id is None:
+        return None
+    try:
+        run = client.get_run(run_id)
+    except MlflowException:
+        return None
+    alive = run.info.status == "RUNNING" and not owner_is_dead(run.data.tags)
+    resumable = run.info.status in _UNFINISHED and run.info.lifecycle_stage == "active"
+    return run if resumable and not alive else None
+
+
+def _reopen(client: MlflowClient, run: Run, tags: Mapping[str, str]) -> Run:
+    """Continue an unfinished run under the present process and parent."""
+    run_id = run.info.run_id
+    client.update_run(run_id, status="RUNNING")
+    attempt = int(run.data.tags.get("attempt", "1")) + 1
+    for name, value in {**tags, "attempt": str(attempt)}.items():
+        client.set_tag(run_id, name, value)
+    if _PARENT_TAG not in tags and _PARENT_TAG in run.data.tags:
+        client.delete_tag(run_id, _PARENT_TAG)
+    log.info("continuing MLflow run %s (attempt %d)", run_id, attempt)
+    return client.get_run(run_id)
+
+
+def _log_params(client: MlflowClient, run: Run, params: Params) -> None:
+    """All parameters, flat, and the whole configuration as config.yaml. A changed one becomes a tag, since
+    MLflow's parameters can be written once (mlflow/mlflow#7046)."""
+    from mlflow.entities import Param, RunTag
+    from ruamel.yaml import YAML
+
+    flat = {name: str(value) for name, value in flatten(params).items()}
+    known = run.data.params
+    new = [Param(name, value) for name, value in flat.items() if name not in known]
+    for start in range(0, len(new), 100):
+        client.log_batch(run.info.run_id, params=new[start : start + 100])
+    changed = {name: value for name, value in flat.items() if name in known and known[name] != value}
+    if changed:
+        client.log_batch(
+            run.info.run_id, tags=[RunTag(f"resumed.{name}", value) for name, value in changed.items()]
+        )
+    from io import StringIO
+
+    text = StringIO()
+    YAML(typ="safe", pure=True).dump(params.model_dump(mode="json"), text)
+    client.log_text(run.info.run_id, text.getvalue(), "config.yaml")
+
+
+def _peak_memory_mb() -> float:
+    """Largest resident memory of this process or of a finished child, in MB."""
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS reports bytes, Linux kilobytes
+    peaks = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return max(peaks) * unit / 1e6
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:500] if lines else type(error).__name__
