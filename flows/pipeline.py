@@ -265,9 +265,9 @@ def main() -> int:
     params = choose_profile(PROJECT_ROOT, arguments.profile)
     select(read_stages(PROJECT_ROOT, params.profile), arguments.stages)
     os.environ.update(offline_environment())
-    with prefect_server():
+    with prefect_server() as patience_s:
         importlib.import_module("mlflow")  # takes three seconds, in which the temporary server starts
-        wait_for_server()
+        wait_for_server(patience_s)
         outcomes = pipeline(stages=arguments.stages, timeout_hours=arguments.timeout_hours)
     print_results(outcomes, PROJECT_ROOT)
     return 0

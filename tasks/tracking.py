@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 
 from tasks.dvc_graph import fingerprint, stage_inputs
 from tasks.metric_log import MetricBuffer, Point, metric_name
-from tasks.params import PROJECT_ROOT, Params, TrackingConfig, flatten, load_params
+from tasks.params import PROJECT_ROOT, Params, TrackingConfig, flatten, load_params, read_yaml
 from tasks.provenance import dvc_process, owner_is_dead, run_tags
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _connect(store: Store) -> tuple[MlflowClient, str]:
         if experiment is None:
             try:
                 return client, client.create_experiment(
-                    store.experiment, artifact_location=store.artifact_root
+                    store.experiment, store.artifact_root, tags=_description(store.experiment)
                 )
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
@@ -147,6 +147,12 @@ def _connect(store: Store) -> tuple[MlflowClient, str]:
             hint = f"back it up, then run `mlflow db upgrade {store.uri}`"
         raise TrackingError(f"tracking store {store.uri}: {_first_line(error)}; {hint}") from error
     return client, experiment.experiment_id
+
+
+def _description(experiment: str) -> dict[str, str]:
+    """The text of mlflow/experiments.yaml that MLflow shows above the runs."""
+    text = read_yaml(PROJECT_ROOT / "mlflow" / "experiments.yaml").get(experiment)
+    return {} if text is None else {"mlflow.note.content": text}
 
 
 def reap_orphans(client: MlflowClient, experiment_id: str) -> list[str]:

@@ -75,6 +75,20 @@ def test_an_edit_of_a_module_reruns_exactly_the_stages_that_import_it(stage: str
     assert not unused, "a dep in dvc.yaml, but not imported"
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_parameter_that_a_stage_reads_reruns_it(stage: str) -> None:
+    """Read in the stage's own module; what it hands on whole (`params.sft`) is followed whole."""
+    module = STAGES[stage].command.split()[2].replace(".", "/") + ".py"
+    tree = ast.parse((ROOT / module).read_text(encoding="utf-8"))
+    read = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "params"
+    }
+    followed = {key.split(".")[0] for key in STAGES[stage].params}
+    assert read & set(Params.model_fields) <= followed | {"tracking", "profile"}
+
+
 def test_touching_flows_or_tests_reruns_nothing() -> None:
     deps = {dep for stage in STAGES.values() for dep in stage.deps}
     assert not [dep for dep in deps if dep.startswith(("flows", "tests", "docs"))]

@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 
 from environments.vsp.config import ColdStartConfig
-from environments.vsp.expert import Kind
+from environments.vsp.expert import WRONG_PATHS, Kind
 from environments.vsp.maps import Split
 from environments.vsp.prompts import Task
 from tasks.gate.facts import PictureReader, TurnReader, question_facts, trajectory_facts, true_map
@@ -144,11 +144,9 @@ def _shares(
 ) -> list[Facts]:
     """Counts and shares that the settings ask for: `{measure, observed, low, high, is_within, limits}`."""
     train = trajectories[trajectories["split"] == Split.TRAIN]
-    navigation = train[train["task"] == Task.NAVIGATION]
-    offers_astar = (
-        navigation["tools"].fillna("").str.split(",").map(lambda tools: "ASTAR" in tools).astype(bool)
-    )
-    without_astar = navigation[~offers_astar]
+    offers_astar = train["tools"].fillna("").str.split(",").map(lambda tools: "ASTAR" in tools).astype(bool)
+    without_astar = train[(train["task"] == Task.NAVIGATION) & ~offers_astar]
+    without_wrong_paths = without_astar[~without_astar["kind"].isin(WRONG_PATHS)]
     verification = train[train["task"] == Task.VERIFICATION]
     counts = {
         "training trajectories": (len(train), config.n_trajectories),
@@ -168,9 +166,9 @@ def _shares(
     shares: dict[str, tuple[pd.Series, float]] = {
         "navigation, of all": (train["task"] == Task.NAVIGATION, config.navigation_share),
         "tool failures, of all": (train["kind"] == Kind.TOOL_FAILURE, config.tool_failure_share),
-        "ASTAR offered, of navigation": (offers_astar, config.astar_share),
-        "holes pointed at, of navigation without ASTAR": (
-            without_astar["points_at_holes"],
+        "ASTAR offered, of all": (offers_astar, config.astar_share),
+        "holes pointed at, of navigation without ASTAR and wrong paths": (
+            without_wrong_paths["points_at_holes"],
             config.holes_share,
         ),
         "one wrong path, of navigation without ASTAR": (

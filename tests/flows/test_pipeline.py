@@ -111,7 +111,7 @@ def test_a_stage_behind_one_that_ran_is_looked_at_again(small_project: Path) -> 
 def test_a_stage_killed_from_outside_is_tried_again(small_project: Path) -> None:
     """Out of memory: a trainer goes on from its checkpoint."""
     script = (small_project / "stage.py").read_text()
-    once = "import os, pathlib\nif not pathlib.Path('died').exists():\n    pathlib.Path('died').touch(); os.kill(os.getpid(), 9)\n"
+    once = "import os\nif not os.path.exists('died'):\n    open('died', 'w').close()\n    os.kill(os.getpid(), 9)\n"
     (small_project / "stage.py").write_text(once + script)
     assert pipeline(root=small_project, stages=["first"]) == {"first": "ran", "second": "skipped"}
     assert calls(small_project) == ["first"]
@@ -142,16 +142,14 @@ def test_a_second_pipeline_in_the_same_folder_is_one_line_and_not_a_lock_error(s
     from filelock import FileLock
 
     (small_project / ".dvc" / "tmp").mkdir(parents=True, exist_ok=True)
-    with FileLock(small_project / ".dvc" / "tmp" / "pipeline.lock"):
-        code = "import sys; from pathlib import Path; from flows.pipeline import pipeline; pipeline(root=Path(sys.argv[1]))"
-        with pytest.raises(ParamsError, match="another pipeline is at work"):
-            pipeline(root=small_project)
-    assert code
+    lock = FileLock(small_project / ".dvc" / "tmp" / "pipeline.lock")
+    with lock, pytest.raises(ParamsError, match="another pipeline is at work"):
+        pipeline(root=small_project)
     assert calls(small_project) == []
 
 
 def test_a_stage_that_does_not_exist_is_named(small_project: Path) -> None:
-    with pytest.raises(ParamsError, match="no stage third in dvc.yaml; there are first, second"):
+    with pytest.raises(ParamsError, match=r"no stage third in dvc\.yaml; there are first, second"):
         pipeline(root=small_project, stages=["third"])
 
 
@@ -179,7 +177,6 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(
     small_project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pipeline(root=small_project)
-    text = (small_project / "stage.py").read_text()
     (small_project / "outputs" / "second.txt").unlink()
     capsys.readouterr()
     before = sorted(str(path) for path in small_project.rglob("*") if ".dvc" not in path.parts)
@@ -190,7 +187,6 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(
     dry_run(small_project, "gpu", ["first"])
     assert re.search(r"run +first +profile gpu\n +skip +second", capsys.readouterr().out)
     assert sorted(str(path) for path in small_project.rglob("*") if ".dvc" not in path.parts) == before
-    assert (small_project / "stage.py").read_text() == text
 
 
 def test_the_parent_of_a_pipeline_is_never_a_child(small_project: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 import tasks.rollout_report as rollout_report
 from environments.base import Prompt
 from environments.vsp.expert import Kind, demonstrate
-from environments.vsp.prompts import VSP, Task
+from environments.vsp.hypotheses import failures
+from environments.vsp.prompts import VSP, Task, map_of
 from models.config import RewardConfig
 from models.rewards import components, total
 from models.trajectory import Step, StopReason, Trajectory
@@ -34,7 +35,11 @@ def make_trajectories(count: int, size: int = 4) -> list[Trajectory]:
     for index in range(count):
         task = (Task.NAVIGATION, Task.VERIFICATION)[index % 2]
         prompt = environment.sample(rng, task, size, f"{task}-{index}")
-        kind = Kind.REFLECTION_2 if task is Task.NAVIGATION else Kind.CLEAN
+        kind = Kind.CLEAN
+        if task is Task.NAVIGATION:
+            while failures(map_of(prompt)) > 2:
+                prompt = environment.sample(rng, task, size, f"{task}-{index}")
+            kind = (Kind.CLEAN, Kind.REFLECTION_1, Kind.REFLECTION_2)[failures(map_of(prompt))]
         shown = demonstrate(prompt, kind, executor, environment, rng)
         steps = tuple(
             Step(step.turn.think, step.turn.call, step.observation, step.turn.response, True, 4)

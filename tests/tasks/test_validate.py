@@ -413,8 +413,8 @@ def test_another_mix_than_asked_for_is_named(built, check):
         ({}, ""),
         ({"tool_failure_share": 0.6}, "tool failures, of all"),
         ({"validation_items": 13}, "validation items"),
-        ({"holes_share": 0.9}, "holes pointed at, of navigation without ASTAR"),
-        ({"astar_share": 0.9}, "ASTAR offered, of navigation"),
+        ({"holes_share": 0.9}, "holes pointed at, of navigation without ASTAR and wrong paths"),
+        ({"astar_share": 0.9}, "ASTAR offered, of all"),
         ({"reflection_1_share": 0.85}, "one wrong path, of navigation without ASTAR"),
         ({"reflection_2_share": 0.85}, "two wrong paths, of navigation without ASTAR"),
     ],
@@ -504,7 +504,7 @@ def test_a_missing_folder_is_one_line(encoder, tmp_path):
 
 def test_the_command_fails_with_a_line_per_finding_and_two_processes_agree(data, encoder, tmp_path):
     project = tmp_path / "project"
-    for name in ("tools", "environments", "models", "tasks", "profiles"):
+    for name in ("tools", "environments", "models", "tasks", "profiles", "mlflow"):
         shutil.copytree(PROJECT_ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("params.yaml", "dvc.yaml"):
         shutil.copy(PROJECT_ROOT / name, project)
