@@ -15,14 +15,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from environments.base import Prompt
 from models.advantages import group_advantages
 from models.batching import by_tokens
 from models.config import GRPOConfig, RewardConfig
 from models.objective import ObjectiveTerms, grpo_objective
-from models.policy import Policy, Sequence
+from models.policy import Policy, Sequence, token_logprobs
 from models.replay import ReplayBuffer, ReplayGroup
 from models.rewards import components, total
 from models.rollout import RolloutEngine, RolloutRequest
@@ -139,12 +138,15 @@ def update(
     sequences = [Sequence(t.ids, t.mask, t.pictures) for t in trajectories]
     temperature = config.temperature
     lengths = [len(sequence.ids) for sequence in sequences]
-    old = token_logprobs(parts.policy, sequences, temperature, config.micro_batch_tokens)
+    # with a single optimizer step the policy before it is the one in the forward pass
+    single = config.passes == 1 and min(config.minibatches, len(sequences)) == 1
+    old = [] if single else token_logprobs(parts.policy, sequences, temperature, config.micro_batch_tokens)
     reference = token_logprobs(parts.reference, sequences, temperature, config.micro_batch_tokens)
     behaviour = [torch.from_numpy(t.logprobs[1:][t.mask[1:]]) for t in trajectories]
     set_learning_rate(parts.engine, config.lr)
-    sums: dict[str, float] = {"policy": 0.0, "kl": 0.0, "clipped": 0.0, "entropy": 0.0, "tokens": 0.0}
+    sums = dict.fromkeys(("policy", "kl", "clipped", "entropy", "sampler_gap", "tokens"), 0.0)
     parts.policy.model.train()
+    grad_norm = 0.0
     for _ in range(config.passes):
         order = rng.permutation(len(sequences))
         for part in np.array_split(order, min(config.minibatches, len(order))):
@@ -155,13 +157,14 @@ def update(
                     current, entropy = parts.engine(
                         parts.policy.collate([sequences[i] for i in micro]), temperature
                     )
-                    repeats = [len(behaviour[i]) for i in micro]
+                    device, repeats = current.device, [len(behaviour[i]) for i in micro]
+                    before = current.detach() if single else torch.cat([old[i] for i in micro]).to(device)
+                    sampler = torch.cat([behaviour[i] for i in micro]).to(device)
                     per_token = torch.tensor(np.repeat(advantages[micro], repeats), dtype=torch.float32)
-                    device = current.device
                     terms: ObjectiveTerms = grpo_objective(
                         current,
-                        torch.cat([behaviour[i] for i in micro]).to(device),
-                        torch.cat([old[i] for i in micro]).to(device),
+                        sampler,
+                        before,
                         torch.cat([reference[i] for i in micro]).to(device),
                         per_token.to(device),
                         clip_epsilon=clip_epsilon,
@@ -172,33 +175,16 @@ def update(
                     sums["kl"] += terms.kl
                     sums["clipped"] += terms.clipped
                     sums["entropy"] += float(entropy.detach().sum())
+                    sums["sampler_gap"] += float((before - sampler).abs().sum())
                     sums["tokens"] += len(current)
                     yield terms.loss / tokens
 
-            optimizer_step(parts.engine, losses())
-    gap = torch.cat(old) - torch.cat(behaviour)
+            grad_norm = optimizer_step(parts.engine, losses())
     total_tokens = sums.pop("tokens")
     return {f"grpo/{name}": value / total_tokens for name, value in sums.items()} | {
         "grpo/updated_tokens": total_tokens,
-        "grpo/grad_norm": float(parts.engine.get_global_grad_norm() or 0.0),
-        "grpo/sampler_gap": float(gap.abs().mean()),  # 0 for fresh rollouts, up to rounding
+        "grpo/grad_norm": grad_norm,
     }
-
-
-@torch.no_grad()
-def token_logprobs(
-    policy: Policy, sequences: list[Sequence], temperature: float, micro_batch_tokens: int
-) -> list[Tensor]:
-    """Log-probs of each sequence's agent tokens, without gradient, on the CPU."""
-    policy.model.eval()
-    result: list[Tensor] = [torch.zeros(0)] * len(sequences)
-    lengths = [len(sequence.ids) for sequence in sequences]
-    for micro in by_tokens(list(range(len(sequences))), lengths, micro_batch_tokens):
-        logprobs, _ = policy.model(policy.collate([sequences[i] for i in micro]), temperature)
-        counts = [int(sequences[i].mask[1:].sum()) for i in micro]
-        for index, piece in zip(micro, logprobs.cpu().split(counts), strict=True):
-            result[index] = piece
-    return result
 
 
 def rollout_metrics(trajectories: list[Trajectory], reward: RewardConfig) -> dict[str, float]:

@@ -14,6 +14,7 @@ from torch.nn.functional import log_softmax
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2_5_VLConfig
 from transformers import Qwen2_5_VLForConditionalGeneration as QwenVL
 
+from models.batching import by_tokens
 from models.config import AgentConfig, PolicyConfig
 from models.encoding import (
     MERGE,
@@ -125,6 +126,22 @@ class Policy:
         """
         merge_lora(self.model.network).save_pretrained(folder)
         self.encoder.tokenizer.save_pretrained(folder)
+
+
+@torch.no_grad()
+def token_logprobs(
+    policy: Policy, sequences: list[Sequence], temperature: float, micro_batch_tokens: int
+) -> list[Tensor]:
+    """Log-probs of each sequence's agent tokens, without gradient, on the CPU."""
+    policy.model.eval()
+    result: list[Tensor] = [torch.zeros(0)] * len(sequences)
+    lengths = [len(sequence.ids) for sequence in sequences]
+    for micro in by_tokens(list(range(len(sequences))), lengths, micro_batch_tokens):
+        logprobs, _ = policy.model(policy.collate([sequences[i] for i in micro]), temperature)
+        counts = [int(sequences[i].mask[1:].sum()) for i in micro]
+        for index, piece in zip(micro, logprobs.cpu().split(counts), strict=True):
+            result[index] = piece
+    return result
 
 
 def collate(sequences: list[Sequence], image_pad: int, scale: float, dtype: torch.dtype) -> Batch:

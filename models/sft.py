@@ -18,7 +18,14 @@ from models.batching import by_tokens
 from models.checkpoint import Checkpoints
 from models.config import SFTConfig
 from models.policy import Policy, Sequence
-from models.training_engine import optimizer_step, rank, set_learning_rate, start_engine, world_size
+from models.training_engine import (
+    optimizer_step,
+    rank,
+    set_learning_rate,
+    start_engine,
+    sum_over_ranks,
+    world_size,
+)
 
 _BUCKET_BATCHES = 32  # length buckets are sorted within this many batches' worth of sequences
 
@@ -129,7 +136,7 @@ def train_sft(
     policy.model.train()
     for step in range(first, total):
         set_learning_rate(engine, learning_rate(step, total, config))
-        loss, agent_tokens, tokens, padded = sft_step(engine, policy, sequences, plan.steps[step])
+        loss, grad_norm, agent_tokens, tokens, padded = sft_step(engine, policy, sequences, plan.steps[step])
         tokens_seen += tokens
         metrics = {
             "sft/loss": loss,
@@ -138,7 +145,7 @@ def train_sft(
             "sft/tokens": tokens_seen,
             "sft/agent_tokens": agent_tokens,
             "sft/padding_share": 1 - tokens / padded,
-            "sft/grad_norm": float(engine.get_global_grad_norm() or 0.0),
+            "sft/grad_norm": grad_norm,
         }
         done = step + 1
         if done % config.checkpoint_every == 0 and done < total:
@@ -153,11 +160,12 @@ def train_sft(
 
 def sft_step(
     engine: Any, policy: Policy, sequences: list[Sequence], micro_batches: list[list[int]]
-) -> tuple[float, int, int, int]:
+) -> tuple[float, float, int, int, int]:
     """One optimizer step: mean negative log-prob per agent token over all its micro-batches, on all ranks.
 
     One denominator for the whole step (trl#6439, open-instruct#1137: a mean per micro-batch depends on the
-    split). Returns (loss, agent tokens, tokens, padded tokens); with several ranks the loss is this rank's part.
+    split). Returns (loss, gradient norm, agent tokens, tokens, padded tokens), the same on every
+    rank.
     """
     agent_tokens = sum(int(sequences[index].mask[1:].sum()) for batch in micro_batches for index in batch)
     loss_sum = 0.0
@@ -171,7 +179,7 @@ def sft_step(
             loss_sum += float(loss.detach())
             yield loss * world_size()  # DeepSpeed averages gradients over ranks
 
-    optimizer_step(engine, losses())
+    grad_norm = optimizer_step(engine, losses())
     tokens = sum(len(sequences[index].ids) for batch in micro_batches for index in batch)
     padded = sum(len(batch) * max(len(sequences[index].ids) for index in batch) for batch in micro_batches)
-    return loss_sum, agent_tokens, tokens, padded
+    return sum_over_ranks(loss_sum), grad_norm, agent_tokens, tokens, padded

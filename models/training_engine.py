@@ -56,8 +56,10 @@ def start_engine(
     return engine
 
 
-def optimizer_step(engine: Any, losses: Iterable[Tensor]) -> None:
+def optimizer_step(engine: Any, losses: Iterable[Tensor]) -> float:
     """One optimizer step over the sum of micro-batch losses, each already divided by the step's denominator.
+
+    Returns the gradient's norm before clipping.
 
     `losses` is consumed lazily: one micro-batch's graph is alive at a time. Raises ValueError when it is empty.
     """
@@ -72,7 +74,15 @@ def optimizer_step(engine: Any, losses: Iterable[Tensor]) -> None:
         raise ValueError("an optimizer step needs at least one micro-batch")
     engine.set_gradient_accumulation_boundary(True)
     engine.backward(pending)
+    if (
+        engine.zero_optimization_stage() > 0
+    ):  # gradients are spread over the ranks, DeepSpeed knows their norm
+        engine.step()
+        return float(engine.get_global_grad_norm())
+    gradients = [weight.grad for weight in engine.module.parameters() if weight.grad is not None]
+    norm = float(torch.nn.utils.get_total_norm(gradients))
     engine.step()
+    return norm
 
 
 def set_learning_rate(engine: Any, lr: float) -> None:
@@ -89,6 +99,17 @@ def rank() -> int:
 def world_size() -> int:
     """How many trainers there are."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def sum_over_ranks(value: float) -> float:
+    """The sum of every rank's `value`, on every rank."""
+    if world_size() == 1:
+        return value
+    total = torch.tensor(value, dtype=torch.float64)
+    if torch.cuda.is_available():
+        total = total.cuda()
+    torch.distributed.all_reduce(total)
+    return float(total)
 
 
 def _single_process_defaults() -> None:

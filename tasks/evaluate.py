@@ -85,8 +85,9 @@ def run_evaluation(params: Params) -> None:
 def _evaluate(params: Params, run: StageRun) -> None:
     import pandas as pd
 
+    from tasks.engines import open_policy
     from tasks.evaluation_report import compare, markdown_table, summarise
-    from tasks.workspace import OUTPUTS, ProgressLog, fresh_folder, open_policy
+    from tasks.workspace import OUTPUTS, ProgressLog, fresh_folder
 
     suites = load_suites(params)
     frames, shown = [], []
@@ -162,7 +163,7 @@ def run_episodes(policy: Policy, prompts: Sequence[Prompt], params: Params) -> l
     from environments.vsp.prompts import VSP
     from models.grpo import score
     from models.rollout import RolloutRequest
-    from tasks.workspace import rollout_engine
+    from tasks.engines import rollout_engine
     from tools.cache import ToolResultCache
 
     engine = rollout_engine(policy, params, ToolResultCache(params.rollout.cached_results))

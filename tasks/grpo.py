@@ -82,7 +82,8 @@ def build_parts(params: Params, cache: ToolResultCache) -> tuple[GRPOParts, GRPO
     from models.grpo import GRPOParts, GRPOState
     from models.replay import ReplayBuffer
     from models.training_engine import start_engine
-    from tasks.workspace import OUTPUTS, open_policy, rollout_engine
+    from tasks.engines import open_policy, rollout_engine
+    from tasks.workspace import OUTPUTS
     from tools.vsp import VSP_TOOLS
 
     policy, reference = open_policy(OUTPUTS / "sft", params), open_policy(OUTPUTS / "sft", params)

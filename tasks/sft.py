@@ -64,7 +64,7 @@ def _train(params: Params, stage: str, run: StageRun | None) -> None:
     )
     from tools.vsp import vsp_registry
 
-    use_threads(params)
+    use_threads(params, params.sft.processes)
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER) if params.policy.checkpoint is None else None
     policy = build_policy(params.policy, params.agent, vsp_registry(), tokenizer, params.seed)
     direct = stage == "baseline"
@@ -121,7 +121,7 @@ def validation_loss(
     policy: Policy, sequences: list[Sequence], micro_batch_tokens: int
 ) -> Callable[[], dict[str, float]]:
     """A function that measures the mean negative log-prob per agent token on held-out trajectories."""
-    from models.grpo import token_logprobs
+    from models.policy import token_logprobs
 
     def measure() -> dict[str, float]:
         logprobs = token_logprobs(policy, sequences, 1.0, micro_batch_tokens)

@@ -1,4 +1,4 @@
-"""Where stages read and write, and the objects that several of them build from parameters."""
+"""Where stages read and write, and how they report progress."""
 
 from __future__ import annotations
 
@@ -16,9 +16,6 @@ from tasks.params import PROJECT_ROOT, Params
 
 if TYPE_CHECKING:
     from models.checkpoint import Checkpoints
-    from models.policy import Policy
-    from models.rollout import RolloutEngine
-    from tools.cache import ToolResultCache
 
 log = logging.getLogger(__name__)
 
@@ -27,11 +24,11 @@ TOKENIZER = PROJECT_ROOT / "data" / "tokenizer"
 OUTPUTS = PROJECT_ROOT / "outputs"
 
 
-def use_threads(params: Params) -> None:
-    """Fix the number of CPU threads: speed on small machines, and the same sums on every run."""
+def use_threads(params: Params, processes: int = 1) -> None:
+    """Share the CPU threads among `processes`: their number is fixed, so that sums come out the same every time."""
     import torch
 
-    torch.set_num_threads(params.threads)
+    torch.set_num_threads(max(1, params.threads // processes))
 
 
 def stage_checkpoints(stage: str, params: Params) -> Checkpoints:
@@ -45,40 +42,6 @@ def stage_checkpoints(stage: str, params: Params) -> Checkpoints:
             if other != folder:
                 shutil.rmtree(other, ignore_errors=True)
     return Checkpoints(folder)
-
-
-def open_policy(folder: Path, params: Params) -> Policy:
-    """A policy that an earlier stage saved. Raises FileNotFoundError naming the stage that makes it."""
-    from models.policy import load_policy
-    from tools.vsp import vsp_registry
-
-    if not (folder / "config.json").is_file():
-        raise FileNotFoundError(
-            f"{folder.relative_to(PROJECT_ROOT) if folder.is_relative_to(PROJECT_ROOT) else folder} holds no "
-            f"model; make it with `dvc repro {folder.name}`"
-        )
-    return load_policy(folder, params.policy, params.agent, vsp_registry())
-
-
-def rollout_engine(policy: Policy, params: Params, cache: ToolResultCache) -> RolloutEngine:
-    """The engine that `rollout.engine` names, sampling from `policy`; known tool results come from `cache`."""
-    from models.transformers_engine import TransformersEngine
-    from tools.executor import ToolExecutor
-
-    executor = ToolExecutor(policy.encoder.registry, cache, params.rollout.call_deadline_s)
-    if params.rollout.engine == "transformers":
-        return TransformersEngine(policy, executor, params.agent, params.rollout)
-    from models.vllm_engine import VLLMEngine, start_vllm
-
-    weights = OUTPUTS / ".weights"
-
-    def save_weights() -> Path:
-        with fresh_folder(weights) as folder:
-            policy.save(folder)
-        return weights
-
-    llm = start_vllm(save_weights(), params.policy, params.agent, params.rollout)
-    return VLLMEngine(llm, policy.encoder, executor, params.agent, params.rollout, save_weights)
 
 
 @contextmanager

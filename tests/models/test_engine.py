@@ -12,8 +12,7 @@ import models.transformers_engine as engine_module
 from environments.base import Prompt
 from models.agent_format import write_call, write_response
 from models.config import AgentConfig, RolloutConfig
-from models.grpo import token_logprobs
-from models.policy import Policy, Sequence
+from models.policy import Policy, Sequence, token_logprobs
 from models.rollout import RolloutRequest
 from models.trajectory import StopReason, Trajectory
 from models.transformers_engine import TransformersEngine
