@@ -186,7 +186,13 @@ def _artifact(key: str, markdown: str) -> None:
 def child_environment() -> dict[str, str]:
     """The environment of stages: this Python first on PATH, nothing reported to anyone."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    return {**os.environ, **offline_environment(), "PATH": path, "PYTHONUNBUFFERED": "1"}
+    return {
+        **os.environ,
+        **offline_environment(),
+        "PATH": path,
+        "PYTHONUNBUFFERED": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
 
 
 def choose_profile(root: Path, profile: str | None) -> Params:

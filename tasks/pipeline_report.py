@@ -45,21 +45,28 @@ def print_results(outcomes: Mapping[str, str], root: Path) -> None:
     from rich.table import Table
 
     from tasks.evaluation_report import accuracy_text
+    from tasks.provenance import git
 
     console = Console(highlight=False)
     console.print("\n" + ", ".join(f"{stage} [bold]{outcome}[/bold]" for stage, outcome in outcomes.items()))
     columns = ("navigation", "verification", "overall")
     for suite, policies in read_metrics(root).items():
         table = Table(
-            "policy", *columns, title=f"accuracy on {suite.replace('_', '-')} items, 95 % intervals"
+            "policy", *columns, "items", title=f"accuracy, {suite.replace('_', ' ')}, 95 % intervals"
         )
         for policy, numbers in policies.items():
-            table.add_row(policy, *(accuracy_text(numbers[column]) for column in columns))
+            cells = [accuracy_text(numbers[column]).split(" (n")[0] for column in columns]
+            table.add_row(policy, *cells, str(numbers["overall"]["n"]))
         console.print(table)
     promotion = root / "outputs" / "promotion.json"
     if promotion.is_file():
-        console.print(f"promotion: {json.loads(promotion.read_text(encoding='utf-8'))['verdict']}")
+        decided = json.loads(promotion.read_text(encoding="utf-8"))
+        console.print(f"promotion: {decided['policy']} is {decided['verdict']}: {decided['reason']}")
     console.print("curves, episodes and models: `make mlflow-ui`, then http://127.0.0.1:5000")
     for path in ("outputs/evaluation/report.html", "outputs/data_docs/index.html"):
         if (root / path).is_file():
             console.print(f"report: {path}")
+    if git(root, "status", "--porcelain", "dvc.lock"):
+        console.print(
+            "dvc.lock has changed: commit it, and others can repeat exactly this (`git add dvc.lock`)"
+        )

@@ -22,8 +22,8 @@ def run_tags(params: Params, root: Path) -> dict[str, str]:
 
     MLflow's own git tag is not enough: it says nothing about uncommitted changes.
     """
-    commit = _git(root, "rev-parse", "HEAD")
-    changes = _git(root, "status", "--porcelain")
+    commit = git(root, "rev-parse", "HEAD")
+    changes = git(root, "status", "--porcelain")
     lock = root / "dvc.lock"
     tags = {
         **owner_tags(),
@@ -81,7 +81,7 @@ def command_line() -> str:
     return shlex.join(["python", *sys.orig_argv[1:]])
 
 
-def _git(root: Path, *arguments: str) -> str | None:
+def git(root: Path, *arguments: str) -> str | None:
     """Output of a git command, None without git or without a repository or commit."""
     try:
         done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)

@@ -210,15 +210,6 @@ def test_documented_metrics_are_logged() -> None:
     assert not [name for name in documented_names() if not any(matches(name, pattern) for pattern in logged)]
 
 
-def test_what_is_said_to_be_missing_on_gpus_is_missing() -> None:
-    text = (HOW_TO / "run-on-gpus.md").read_text(encoding="utf-8")
-    code = {file: file.read_text(encoding="utf-8") for file in (PROJECT_ROOT / "models").glob("*.py")}
-    builds_adapters = any("lora_rank" in source for file, source in code.items() if file.name != "config.py")
-    workspace = (PROJECT_ROOT / "tasks" / "workspace.py").read_text(encoding="utf-8")
-    assert ("no adapter is built" in text) != builds_adapters
-    assert ("always builds the transformers engine" in text) != ("VLLMEngine" in workspace)
-
-
 def test_the_tool_of_add_a_tool_works(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = 0
     for block in blocks(HOW_TO / "add-a-tool.md", "python"):
