@@ -133,7 +133,7 @@ class TransformersEngine:
         cache: SlotCache,
     ) -> None:
         """Fill free rows, several at a time. The prompt of a group is read once and its row copied."""
-        if not waiting or (running and len(free) < min(len(waiting), self.slots // 8)):
+        if not waiting or not free or (running and len(free) < min(len(waiting), self.slots // 8)):
             return
         admitted: dict[str, list[_Running]] = {}
         prompts: dict[str, Tokens] = {}

@@ -149,4 +149,6 @@ def tool_metrics(cache: ToolResultCache) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    run_main(main, ValueError)
+    from models.checkpoint import CheckpointError
+
+    run_main(main, CheckpointError, ValueError)

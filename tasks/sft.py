@@ -146,4 +146,6 @@ def _describe(run: StageRun, policy: Policy, rows: int) -> None:
 
 
 if __name__ == "__main__":
-    run_main(main, ValueError, RuntimeError)
+    from models.checkpoint import CheckpointError
+
+    run_main(main, CheckpointError, ValueError, RuntimeError)

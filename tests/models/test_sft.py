@@ -26,7 +26,7 @@ from tools.executor import ToolExecutor
 CONFIG = SFTConfig(
     lr=1e-3,
     epochs=2.0,
-    micro_batch_tokens=1200,
+    micro_batch_tokens=600,
     context_schedule=(160, 256),
     checkpoint_every=3,
     eval_every=100,
@@ -153,7 +153,7 @@ def test_a_lost_state_is_an_error_not_a_silent_restart(tmp_path: Path) -> None:
     checkpoints.store(engine, {"step": 1})
     for file in (tmp_path / "step-00000001").glob("mp_rank*"):
         file.unlink()
-    with pytest.raises((CheckpointError, OSError, ValueError)):
+    with pytest.raises(CheckpointError):
         checkpoints.restore(engine)
 
 
