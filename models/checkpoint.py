@@ -69,11 +69,13 @@ class Checkpoints:
         tag = json.loads(self._pointer.read_text())["tag"]
         with (self.folder / tag / "state.pkl").open("rb") as file:
             saved = pickle.load(file)
-        path, _ = engine.load_checkpoint(str(self.folder), tag=tag)
+        unloadable = f"{self.folder / tag} cannot be loaded; delete {self.folder} to start again"
+        try:
+            path, _ = engine.load_checkpoint(str(self.folder), tag=tag)
+        except (AssertionError, OSError, RuntimeError) as error:
+            raise CheckpointError(unloadable) from error
         if path is None:
-            raise CheckpointError(
-                f"{self.folder / tag} cannot be loaded; delete {self.folder} to start again"
-            )
+            raise CheckpointError(unloadable)
         _set_rng_state(saved["rng"])
         logger.info("going on from %s", tag)
         state: dict[str, Any] = saved["state"]
