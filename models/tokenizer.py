@@ -24,7 +24,7 @@ VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD = (
 SPECIAL_TOKENS = (END_OF_TEXT, IM_START, IM_END, VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD)
 
 # Tool names stay whole, digits stand alone, a path is cut into pairs of moves, all between is one chunk. Pairs halve
-# a path and its repetitions: copying RRRRR move by move is a matter of counting, which a small model learns late.
+# a path and its repetitions: copying RRRRR move by move takes counting.
 _WHOLE = "POINT|DRAW2DPATH|CROP|ASTAR|[0-9]|[LRUD]{1,2}"
 _SPLIT = f"{_WHOLE}|[^0-9LRUD]+?(?={_WHOLE}|$)"
 

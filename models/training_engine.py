@@ -114,6 +114,8 @@ def sum_over_ranks(value: float) -> float:
 
 def _single_process_defaults() -> None:
     """Without a launcher DeepSpeed asks for MPI; these are what a launcher would set for one process."""
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     if "RANK" in os.environ:
         return
     with socket.socket() as probe:
@@ -122,5 +124,3 @@ def _single_process_defaults() -> None:
     os.environ.update(
         RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
     )
-    if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")

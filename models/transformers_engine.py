@@ -6,6 +6,7 @@ running sequence by one token (one narrow pass). A sequence that ends frees its 
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,6 +54,9 @@ class TransformersEngine:
         self.version = 0
         self._features: dict[str, Tensor] = {}
         closing = [policy.encoder.text(tag) for tag in (CALL_CLOSE, RESPONSE_CLOSE)]
+        # transformers 5.24 renamed the parameter, 5.19 (which vLLM 0.32 needs) has the old name only
+        forward = inspect.signature(policy.model.network.model.language_model.forward).parameters
+        self._cache_name = "cache" if "cache" in forward else "past_key_values"
         # where the closing tags are single tokens, the end of a turn is seen without decoding
         self._closing = {ids[0] for ids in closing} if all(len(ids) == 1 for ids in closing) else None
 
@@ -205,7 +209,7 @@ class TransformersEngine:
     ) -> Tensor:
         mask = cache.select(rows, cells)
         return self.policy.model.network.model.language_model(
-            inputs_embeds=embeddings, position_ids=positions, attention_mask=mask, past_key_values=cache
+            inputs_embeds=embeddings, position_ids=positions, attention_mask=mask, **{self._cache_name: cache}
         ).last_hidden_state
 
     def _extend(self, running: dict[int, _Running], cache: SlotCache, temperature: float) -> list[_Running]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tasks.cli import run_main
-from tasks.launch import start_ranks
+from tasks.launch import RankFailed, start_ranks
 from tasks.params import Params, load_params
 
 if TYPE_CHECKING:
@@ -148,4 +148,4 @@ def _describe(run: StageRun, policy: Policy, rows: int) -> None:
 if __name__ == "__main__":
     from models.checkpoint import CheckpointError
 
-    run_main(main, CheckpointError, ValueError, RuntimeError)
+    run_main(main, CheckpointError, RankFailed, ValueError)

@@ -18,7 +18,7 @@ ENVIRONMENT = "vsp"
 BASE_TOOLS: tuple[str, ...] = ("POINT", "DRAW2DPATH", "CROP")
 """Offered in every prompt; ASTAR is the tool that appears later."""
 
-# No capital L, R, U or D outside paths: in the tiny policy's vocabulary each is a token of its own, a move.
+# No capital L, R, U or D outside paths: the tiny policy's tokenizer cuts them out as moves.
 NAVIGATION_QUESTION = "Find a safe path from the start to the goal."
 VERIFICATION_QUESTION = 'Is this path safe: "{path}"?'
 
