@@ -233,8 +233,9 @@ def _write_figures(metrics: dict[str, Any], folder: Path) -> None:
 
 def _sample(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
     """About `count` episodes, failures first, then spread evenly: what a reader wants to see."""
-    failed = [t for t in trajectories if t.components["accuracy"] == 0][: count // 2]
     passed = [t for t in trajectories if t.components["accuracy"] > 0]
+    failed = [t for t in trajectories if t.components["accuracy"] == 0]
+    failed = failed[: max(count // 2, count - len(passed))]
     wanted = count - len(failed)
     return failed + passed[:: max(1, len(passed) // max(1, wanted))][:wanted]
 
