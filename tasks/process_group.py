@@ -105,15 +105,20 @@ def run_guarded(
 def _guard(command: Sequence[str]) -> int:
     """The guard: run the command, watch the pipe on standard input."""
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    # The child may be gone before its children have their signal, and this process must not end until they have:
+    # without their parent nobody would find them again.
+    ending = threading.Lock()
 
     def watch() -> None:
         while os.read(0, 1024):
             pass
-        end_session()
+        with ending:
+            end_session()
 
     threading.Thread(target=watch, daemon=True).start()
     code = child.wait()
-    end_session()  # what a killed child has left behind
+    with ending:
+        end_session()  # what a killed child has left behind
     return code if code >= 0 else 128 - code
 
 
