@@ -87,7 +87,7 @@ class Params(Settings):
 
     profile: str = Field("laptop", min_length=1)
     seed: int = Field(..., ge=0)
-    threads: int = Field(..., ge=1, description="CPU threads, shared by the processes of a stage")
+    threads: int = Field(..., ge=1, description="CPU threads of each training process")
     data: ColdStartConfig
     gate: ValidateConfig
     policy: PolicyConfig

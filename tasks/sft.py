@@ -64,7 +64,7 @@ def _train(params: Params, stage: str, run: StageRun | None) -> None:
     )
     from tools.vsp import vsp_registry
 
-    use_threads(params, params.sft.processes)
+    use_threads(params)
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER) if params.policy.checkpoint is None else None
     policy = build_policy(params.policy, params.agent, vsp_registry(), tokenizer, params.seed)
     direct = stage == "baseline"

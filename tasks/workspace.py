@@ -24,11 +24,11 @@ TOKENIZER = PROJECT_ROOT / "data" / "tokenizer"
 OUTPUTS = PROJECT_ROOT / "outputs"
 
 
-def use_threads(params: Params, processes: int = 1) -> None:
-    """Share the CPU threads among `processes`: their number is fixed, so that sums come out the same every time."""
+def use_threads(params: Params) -> None:
+    """Fix the number of CPU threads of this process: with one, sums come out the same every time."""
     import torch
 
-    torch.set_num_threads(max(1, params.threads // processes))
+    torch.set_num_threads(params.threads)
 
 
 def stage_checkpoints(stage: str, params: Params) -> Checkpoints:
