@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from tools.base import Picture, ToolCall
+import numpy as np
+
+from tools.base import Observation, Picture, ToolCall
 
 
 @dataclass(frozen=True)
@@ -36,3 +39,21 @@ class ScriptedTurn:
     call: ToolCall | None = None
     response: str | None = None
     mistake: bool = False
+
+
+class Environment(Protocol):
+    """What the training loop asks of a world."""
+
+    def grade(self, prompt: Prompt, response: str) -> bool:
+        """Whether a response is right. Never raises, whatever the response."""
+        ...
+
+    def potential(
+        self, prompt: Prompt, history: Sequence[tuple[ToolCall | None, Observation | None]]
+    ) -> float:
+        """How far an episode has come, in [0, 1], from the calls and observations that the agent has seen."""
+        ...
+
+    def random_call(self, prompt: Prompt, rng: np.random.Generator) -> ToolCall:
+        """A valid call of a random offered tool, to explore with; knows no more than the agent does."""
+        ...

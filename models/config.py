@@ -54,6 +54,9 @@ class AgentConfig(Settings):
     )
     max_turns: int = Field(12, ge=1)
     max_tokens: int = Field(768, ge=64, description="prompt and episode together")
+    prune: Literal["never", "fatal", "strict"] = Field(
+        "never", description="end an episode that its environment calls hopeless"
+    )
 
 
 class RolloutConfig(Settings):
@@ -67,6 +70,7 @@ class RolloutConfig(Settings):
     gpu_memory_utilization: float = Field(0.4, gt=0, lt=1, description="share of the GPU that vLLM takes")
     call_deadline_s: float = Field(5.0, gt=0)
     episode_deadline_s: float = Field(300.0, gt=0)
+    overlap_tools: bool = Field(False, description="tool calls run beside the sampling")
 
 
 class SFTConfig(Settings):
@@ -93,13 +97,25 @@ class SFTConfig(Settings):
 
 
 class RewardConfig(Settings):
-    """R = R_format · (λ_tool·R_tool + λ_acc·R_acc) (S1 §2.2)."""
+    """Weights of the reward components (S1 §2.2, §5.3; S2 §3.2); see `models.rewards`.
+
+    R = R_format · (λ_tool·R_tool + λ_acc·R_acc), scaled to [0, 1]; the other components are shares of that.
+    """
 
     lambda_tool: float = Field(2.0, ge=0)
     lambda_acc: float = Field(1.0, ge=0)
-    step_cost: float = Field(
-        0.0, ge=0, description="subtracted per tool call, as a share of the largest reward"
+    utilisation: float = Field(0.0, ge=0, le=0.5, description="bonus where results of calls are used later")
+    turning_points: float = Field(0.0, ge=0, le=0.5, description="bonus for the call that settles the answer")
+    exploration: float = Field(0.0, ge=0, le=0.5, description="bonus for using different tools")
+    shaping: float = Field(
+        0.0, ge=0, le=1, description="weight of the potential between turns; acts with advantage: gae only"
     )
+    repeats: float = Field(0.0, ge=0, le=0.5, description="cost of identical calls, growing with each one")
+    step_cost: float = Field(0.0, ge=0, le=0.05, description="cost of each tool call")
+    cost_on_failures: bool = Field(
+        False, description="whether costs also lower the reward of episodes that failed"
+    )
+    adaptive: bool = Field(False, description="whether weights follow the rules of models.adaptive_weights")
 
     @model_validator(mode="after")
     def _some_weight(self) -> RewardConfig:
@@ -119,14 +135,82 @@ class Schedule(Settings):
         return self.start + (self.end - self.start) * min(max(progress, 0.0), 1.0)
 
 
+class KLConfig(Settings):
+    """How β follows the KL to the reference; see `models.kl_control`."""
+
+    control: Literal["schedule", "target"] = Field(
+        "schedule", description="schedule: β = kl_beta; target: β moves so that the KL stays at the target"
+    )
+    target: float = Field(0.05, gt=0, description="KL per token that the controller aims at")
+    floor: float = Field(0.001, ge=0, description="β never falls below this")
+    threshold: float = Field(
+        0.0, ge=0, description="while the KL per token is below this, β is the floor (S1 §5.3: 0.05)"
+    )
+    cross_tool: float = Field(
+        0.0, ge=0, description="extra weight of the KL on turns that join results of several tools (S1 §4.2)"
+    )
+
+
 class ReplayConfig(Settings):
-    """The rollout cache (S2 §3.1)."""
+    """The rollout cache (S2 §3.1, §4.2); see `models.replay`."""
 
     capacity: int = Field(2000, ge=0, description="trajectories kept")
+    memory_mb: int = Field(300, ge=1, description="groups beyond this much memory are kept on disk")
     warmup: int = Field(0, ge=0, description="trajectories stored before any is replayed")
-    replayed_groups: int = Field(2, ge=0, description="groups replayed beside the fresh ones in each step")
+    update_frequency: int = Field(1, ge=1, description="steps from one replay to the next")
+    replayed_groups: int = Field(2, ge=0, description="groups replayed beside the fresh ones")
     priority_exponent: float = Field(0.6, ge=0, le=1)
+    importance_exponent: float = Field(
+        0.4, ge=0, le=1, description="how far priority sampling is corrected by weights; 1 is wholly"
+    )
     max_age: int = Field(8, ge=0, description="policy versions after which a group is dropped")
+    max_divergence: float = Field(
+        1.0, gt=0, description="mean |log-ratio| per token to the policy above which a group is dropped"
+    )
+    importance_weights: bool = Field(True, description="false: stale tokens count as if fresh (ablation)")
+    success_capacity: int = Field(500, ge=0, description="solved trajectories kept for prompts asked again")
+    revisit_share: float = Field(0.0, ge=0, le=1, description="share of prompts that were not solved before")
+    exploration_every: int = Field(0, ge=0, description="steps between exploration rollouts; 0: never")
+    exploration_groups: int = Field(2, ge=0, description="prompts of such a step that are explored")
+    exploration_temperature: float = Field(1.3, gt=0)
+    prefill: str | None = Field(
+        None, description="rollouts of an earlier run to begin with: a folder, or null"
+    )
+    prefill_demonstrations: int = Field(0, ge=0, description="expert trajectories to begin with")
+
+
+class CurriculumConfig(Settings):
+    """What N, ε, β and the map sizes follow."""
+
+    by: Literal["steps", "success"] = Field(
+        "steps", description="steps: the share of steps done; success: grows while prompts are solved"
+    )
+    success: float = Field(0.7, gt=0, le=1, description="share of solved rollouts from which it moves on")
+
+
+class GuardConfig(Settings):
+    """When a run counts as diverged and what then happens (S1 §5.3, S2 §5.1); see `models.guards`."""
+
+    rollback: bool = Field(True, description="go back to the best checkpoint on divergence, and end with it")
+    max_drop: float = Field(0.1, gt=0, le=1, description="fall of validation success below its best")
+    max_kl: float = Field(1.0, gt=0, description="KL per token")
+    lr_factor: float = Field(
+        0.5, gt=0, le=1, description="learning rate after a rollback, relative to before"
+    )
+    policy_pool: int = Field(1, ge=1, description="earlier policies that serve as KL reference, SFT included")
+    pool_every: int = Field(20, ge=1, description="steps between policies that enter the pool")
+    diversity_prompts: int = Field(16, ge=0, description="validation prompts on which plans are compared")
+    diversity_samples: int = Field(4, ge=2, description="sampled plans of each")
+
+
+class CriticConfig(Settings):
+    """The value head of `advantage: gae` (S1 §5.2: critic lr 1e-5; S2 §4.2: γ 0.99, λ 0.95, clip 0.2)."""
+
+    lr: float = Field(1e-3, gt=0)
+    gamma: float = Field(0.99, gt=0, le=1, description="discount per turn")
+    lam: float = Field(0.95, ge=0, le=1, description="λ of the generalised advantage estimate")
+    value_clip: float = Field(0.2, gt=0)
+    weight: float = Field(0.5, gt=0, description="of the value loss in the whole loss")
 
 
 class GRPOConfig(Settings):
@@ -134,9 +218,18 @@ class GRPOConfig(Settings):
 
     steps: int = Field(..., ge=1)
     prompts_per_step: int = Field(12, ge=1)
+    advantage: Literal["group", "global", "dynamic", "gae"] = Field(
+        "group", description="what a reward is compared with; see models.advantages"
+    )
     group_size: Schedule = Field(Schedule(start=5, end=32), description="N, trajectories per prompt")
     clip_epsilon: Schedule = Schedule(start=0.3, end=0.1)
+    clip_high: float = Field(1.0, ge=1, description="upper ε as a multiple of the lower (DAPO: 1.4)")
+    dual_clip: float | None = Field(
+        None, gt=1, description="bound of the ratio for bad tokens (dual-clip PPO: 3)"
+    )
     kl_beta: Schedule = Schedule(start=0.1, end=0.5)
+    kl: KLConfig = KLConfig()
+    entropy_bonus: float = Field(0.0, ge=0)
     lr: float = Field(..., gt=0)
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
@@ -152,9 +245,13 @@ class GRPOConfig(Settings):
     micro_batch_tokens: int = Field(8192, ge=64)
     zero_stage: Literal[0, 1, 2, 3] = 0
     replay: ReplayConfig = ReplayConfig()
+    curriculum: CurriculumConfig = CurriculumConfig()
+    guards: GuardConfig = GuardConfig()
+    critic: CriticConfig = CriticConfig()
     sizes: tuple[int, ...] = (4, 6, 8)
     navigation_share: float = Field(0.7, ge=0, le=1)
     astar_share: float = Field(0.25, ge=0, le=1, description="share of navigation prompts that offer ASTAR")
     validation_items: int = Field(120, ge=1)
     eval_every: int = Field(10, ge=1)
     checkpoint_every: int = Field(5, ge=1)
+    validation_traces: int = Field(4, ge=0, description="validation episodes stored as traces at evaluations")

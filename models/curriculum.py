@@ -1,14 +1,40 @@
-"""Which prompts the online loop asks at which step: fresh maps of the training split, drawn from (seed, step)."""
+"""What the online loop asks and how hard it is: progress, and fresh maps of the training split by (seed, step)."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from environments.base import Prompt
 from environments.vsp.maps import Split
 from environments.vsp.prompts import BASE_TOOLS, VSP, Task
-from models.config import GRPOConfig
+from models.config import CurriculumConfig, GRPOConfig
+
+_MEMORY = 0.8  # of the running share of solved rollouts
+
+
+@dataclass
+class Curriculum:
+    """How far the run has come, in [0, 1]: what N, ε, β and the map sizes follow. Part of the checkpoint.
+
+    `by: steps` is the share of steps done (S1 §2.1). `by: success` moves on only while the running share of solved
+    rollouts is at least `success`, at most twice as fast as the steps, and never back (S2 §5.2, from easy to hard).
+    """
+
+    config: CurriculumConfig
+    steps: int
+    progress: float = 0.0
+    solved: float = 0.0  # running share
+
+    def update(self, solved: float, step: int) -> None:
+        """Take in the share of solved fresh rollouts of the step that made `step` steps done."""
+        self.solved = solved if step <= 1 else _MEMORY * self.solved + (1 - _MEMORY) * solved
+        last = max(1, self.steps - 1)
+        if self.config.by == "steps":
+            self.progress = min(1.0, step / last)
+        elif self.solved >= self.config.success:
+            self.progress = min(1.0, self.progress + 2 / last)
 
 
 def prompt_source(

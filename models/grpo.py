@@ -2,8 +2,8 @@
 
     sample groups → score → store in the replay buffer → train on fresh plus replayed groups → sync → repeat
 
-(S1 §2.1 for the algorithm, S2 §3 for the rollout cache.) Everything random in step k is drawn from (seed, k), so a
-run resumed at step k repeats an uninterrupted one.
+(S1 §2.1 for the algorithm, S2 §3 for the rollout cache.) Everything random in step k is drawn from (seed, k,
+rollbacks): a run resumed at step k repeats an uninterrupted one, and one that a guard sent back goes another way.
 """
 
 from __future__ import annotations
@@ -14,19 +14,24 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 
-from environments.base import Prompt
-from models.advantages import group_advantages
-from models.batching import by_tokens
+from environments.base import Environment, Prompt
+from models.adaptive_weights import BONUSES, AdaptiveWeights
+from models.advantages import dynamic_advantages, global_advantages, group_advantages
 from models.config import GRPOConfig, RewardConfig
-from models.objective import ObjectiveTerms, grpo_objective
-from models.policy import Policy, Sequence, token_logprobs
+from models.curriculum import Curriculum
+from models.guards import DivergenceGuard, PolicyPool
+from models.kl_control import kl_beta, next_factor
+from models.policy import Policy
 from models.replay import ReplayBuffer, ReplayGroup
-from models.rewards import components, total
+from models.rewards import components, total, turn_rewards
 from models.rollout import RolloutEngine, RolloutRequest
-from models.training_engine import optimizer_step, set_learning_rate
-from models.trajectory import Trajectory
+from models.step_metrics import replay_metrics, rollout_metrics
+from models.trajectory import Trajectory, joined_from
+from models.update import Example, Knobs, critic_examples, update
+
+MAIN = RewardConfig()  # the reward without bonuses and costs
+ESTIMATORS = {"group": group_advantages, "global": global_advantages, "dynamic": dynamic_advantages}
 
 
 @dataclass
@@ -36,6 +41,26 @@ class GRPOState:
     step: int
     version: int  # policy version, +1 per update
     replay: ReplayBuffer
+    curriculum: Curriculum
+    guard: DivergenceGuard
+    pool: PolicyPool
+    weights: AdaptiveWeights
+    kl_factor: float = 1.0
+    last_kl: float = 0.0
+    lr_scale: float = 1.0
+
+    @classmethod
+    def start(cls, config: GRPOConfig) -> GRPOState:
+        """The state before the first step."""
+        return cls(
+            step=0,
+            version=0,
+            replay=ReplayBuffer(config.replay),
+            curriculum=Curriculum(config.curriculum, config.steps),
+            guard=DivergenceGuard(config.guards),
+            pool=PolicyPool(config.guards.policy_pool),
+            weights=AdaptiveWeights(),
+        )
 
 
 @dataclass(frozen=True)
@@ -47,69 +72,118 @@ class GRPOParts:
     engine: Any  # DeepSpeed engine over policy.model
     rollouts: RolloutEngine
     draw_prompts: Callable[[int, float], list[Prompt]]  # (step, progress) -> prompts
-    grade: Callable[[Prompt, str], bool]
+    environment: Environment
 
 
 def grpo_step(
     parts: GRPOParts, state: GRPOState, config: GRPOConfig, reward: RewardConfig, seed: int
 ) -> tuple[dict[str, float], list[Trajectory]]:
     """One step of the loop; returns its metrics and the fresh trajectories."""
-    progress = state.step / max(1, config.steps - 1)
-    clip_epsilon, kl_beta = config.clip_epsilon.at(progress), config.kl_beta.at(progress)
-    rng = np.random.default_rng([seed, state.step])
-    began = time.monotonic()
+    began, weights, replay = time.monotonic(), state.weights.apply(reward), state.replay
+    rng = np.random.default_rng([seed, state.step, state.guard.rollbacks])
+    progress = state.curriculum.progress
+    beta = kl_beta(config.kl_beta.at(progress), state.kl_factor, state.last_kl, config.kl)
+    knobs = Knobs(config.clip_epsilon.at(progress), beta, config.lr * state.lr_scale)
 
-    # 1. sample N trajectories of each prompt
+    # 1. sample N trajectories of each prompt; prompts that nobody solved yet come back
     prompts = parts.draw_prompts(state.step, progress)
+    again = replay.revisited(round(len(prompts) * config.replay.revisit_share))
+    prompts = [*prompts[: len(prompts) - len(again)], *again]
     size = round(config.group_size.at(progress))
-    requests = [RolloutRequest(p, n, int(rng.integers(2**62))) for p in prompts for n in range(size)]
-    sampled = parts.rollouts.sample(requests, config.temperature)
+    explored = explored_prompts(state.step, config, len(prompts))
+    sampled = sample(parts, prompts, size, explored, config, rng)
     sampling_seconds = time.monotonic() - began
 
     # 2. score: components stay with the trajectory, the sum is made late
-    fresh = [score(trajectory, parts.grade) for trajectory in sampled]
-    fresh_groups = group(fresh, state.version, reward)
+    fresh = [score(trajectory, parts.environment) for trajectory in sampled]
+    fresh_groups = group(fresh, state.version, weights)
 
-    # 3. cache the rollouts, 4. mix fresh groups with replayed ones
-    dropped = state.replay.drop_stale(state.version)
-    replayed = state.replay.sample(config.replay.replayed_groups, state.version, rng)
+    # 3. cache the rollouts, 4. mix fresh groups with replayed ones and with old solutions of what failed
+    stale = replay.drop_stale(state.version)
+    due = (state.step + 1) % config.replay.update_frequency == 0
+    replayed = replay.sample(config.replay.replayed_groups if due else 0, state.version, rng)
+    trained = [(g, with_success(g, replay), 1.0) for g in fresh_groups]
+    trained += [(r.group, r.group.trajectories, r.weight) for r in replayed]
     for each in fresh_groups:
-        state.replay.add(each)
-    trained = [t for each in (*fresh_groups, *replayed) for t in each.trajectories]
-    keys = [each.key for each in (*fresh_groups, *replayed) for _ in each.trajectories]
-    advantages, informative = group_advantages(
-        [total(t.components, reward) for t in trained], keys, config.std_floor
-    )
+        replay.add(each)
+        replay.remember(each.trajectories)
 
     # 5. update: groups without spread have no advantage and are left out, KL included (trl#7068)
-    rows = np.flatnonzero(informative)
-    updates = update(parts, [trained[i] for i in rows], advantages[rows], config, clip_epsilon, kl_beta, rng)
+    examples, keys, informative = advantages(parts.policy, trained, weights, config)
+    updates, gaps = update(parts.policy, parts.reference, parts.engine, examples, config, knobs, rng)
+    diverged = replay.drop_diverged(mean_by_key(keys, gaps))
 
-    # 6. the sampler follows
+    # 6. the sampler follows, and so does everything that adapts
     state.version += 1
     state.step += 1
     parts.rollouts.sync(state.version)
-    metrics = {
-        "grpo/clip_epsilon": clip_epsilon,
-        "grpo/kl_beta": kl_beta,
+    metrics = rollout_metrics(fresh, weights) | replay_metrics(replay, replayed, state.version) | updates
+    solved = metrics["grpo/solved"]
+    state.curriculum.update(solved, state.step)
+    spreads = {name: float(np.std([t.components[name] for t in fresh])) for name in BONUSES}
+    main = float(np.std([total(t.components, MAIN) for t in fresh]))
+    state.weights.update(reward, metrics["grpo/calls_per_episode"], solved, spreads, main)
+    state.last_kl = metrics.get("grpo/kl", state.last_kl)
+    state.kl_factor = next_factor(state.kl_factor, state.last_kl, config.kl)
+    if state.step % config.guards.pool_every == 0:
+        state.pool.admit(parts.policy.model, rng)
+    reference = state.pool.choose(parts.reference.model, rng)
+    return metrics | {
+        "grpo/progress": progress,
+        "grpo/clip_epsilon": knobs.clip_epsilon,
+        "grpo/kl_beta": beta,
+        "grpo/reference_policy": reference,
         "grpo/group_size": size,
-        "grpo/zero_variance_share": 1 - float(informative[: len(fresh)].mean()),
+        "grpo/zero_variance_share": 1 - float(np.mean(informative[: len(fresh_groups)])),
         "grpo/sampling_seconds": sampling_seconds,
         "grpo/sampled_tokens_per_second": sum(t.sampled_tokens for t in fresh) / sampling_seconds,
         "grpo/step_seconds": time.monotonic() - began,
-        "replay/size": len(state.replay),
-        "replay/replayed_groups": len(replayed),
-        "replay/dropped_groups": dropped,
-        "replay/mean_age": float(np.mean([state.version - 1 - g.version for g in replayed] or [0])),
-    }
-    return metrics | updates | rollout_metrics(fresh, reward), fresh
+        "replay/dropped_stale": stale,
+        "replay/dropped_diverged": diverged,
+    }, fresh
 
 
-def score(trajectory: Trajectory, grade: Callable[[Prompt, str], bool]) -> Trajectory:
-    """The trajectory with its reward components."""
-    response = trajectory.response
-    correct = response is not None and grade(trajectory.prompt, response)
-    return replace(trajectory, components=components(trajectory.steps, trajectory.stop_reason, correct))
+def sample(
+    parts: GRPOParts,
+    prompts: list[Prompt],
+    size: int,
+    explored: int,
+    config: GRPOConfig,
+    rng: np.random.Generator,
+) -> list[Trajectory]:
+    """`size` trajectories of each prompt; those of the first `explored` prompts hotter and with a random first call."""
+    requests = [RolloutRequest(p, n, int(rng.integers(2**62))) for p in prompts for n in range(size)]
+    split = explored * size
+    hot = [
+        replace(request, forced=parts.environment.random_call(request.prompt, rng))
+        if request.sample % 2
+        else request
+        for request in requests[:split]
+    ]
+    cool = parts.rollouts.sample(requests[split:], config.temperature)
+    return [*(parts.rollouts.sample(hot, config.replay.exploration_temperature) if hot else []), *cool]
+
+
+def explored_prompts(step: int, config: GRPOConfig, prompts: int) -> int:
+    """How many prompts of this step are explored: none but in every `exploration_every`-th step (S2 §3.1)."""
+    every = config.replay.exploration_every
+    return min(config.replay.exploration_groups, prompts) if every and step % every == every - 1 else 0
+
+
+def score(trajectory: Trajectory, environment: Environment) -> Trajectory:
+    """The trajectory with its reward components and the potential after each of the agent's turns."""
+    response, steps, prompt = trajectory.response, trajectory.steps, trajectory.prompt
+    correct = response is not None and environment.grade(prompt, response)
+    history = [(step.call, step.observation) for step in steps]
+    potentials = [environment.potential(prompt, history[: n + 1]) for n in range(len(steps))]
+    own = [p for p, step in zip(potentials, steps, strict=True) if not step.forced]
+    turns = len(trajectory.turn_ends)  # one more than the steps where a turn was cut short
+    return replace(
+        trajectory,
+        components=components(steps, trajectory.stop_reason, correct, prompt.tools, potentials),
+        potentials=tuple((own + own[-1:] * turns)[:turns]) or (0.0,) * turns,
+        joined_from=joined_from(trajectory),
+    )
 
 
 def group(trajectories: list[Trajectory], version: int, reward: RewardConfig) -> list[ReplayGroup]:
@@ -123,87 +197,50 @@ def group(trajectories: list[Trajectory], version: int, reward: RewardConfig) ->
     ]
 
 
-def update(
-    parts: GRPOParts,
-    trajectories: list[Trajectory],
-    advantages: np.ndarray,
+def with_success(fresh: ReplayGroup, replay: ReplayBuffer) -> list[Trajectory]:
+    """The group, its last failure replaced by an earlier solution if no fresh trajectory solved the prompt.
+
+    (ARPO, arXiv 2505.16282: a group without success teaches nothing about how to succeed.)
+    """
+    own = fresh.trajectories
+    solution = replay.success_for(own[0].prompt)
+    if solution is None or any(t.components["accuracy"] > 0 for t in own):
+        return own
+    return [*own[:-1], solution]
+
+
+def advantages(
+    policy: Policy,
+    trained: list[tuple[ReplayGroup, list[Trajectory], float]],
+    reward: RewardConfig,
     config: GRPOConfig,
-    clip_epsilon: float,
-    kl_beta: float,
-    rng: np.random.Generator,
-) -> dict[str, float]:
-    """`passes` × `minibatches` optimizer steps; one token denominator per optimizer step."""
-    if not trajectories:
-        return {"grpo/updated_tokens": 0.0}
-    sequences = [Sequence(t.ids, t.mask, t.pictures) for t in trajectories]
-    temperature = config.temperature
-    lengths = [len(sequence.ids) for sequence in sequences]
-    # with a single optimizer step the policy before it is the one in the forward pass
-    single = config.passes == 1 and min(config.minibatches, len(sequences)) == 1
-    old = [] if single else token_logprobs(parts.policy, sequences, temperature, config.micro_batch_tokens)
-    reference = token_logprobs(parts.reference, sequences, temperature, config.micro_batch_tokens)
-    behaviour = [torch.from_numpy(t.logprobs[1:][t.mask[1:]]) for t in trajectories]
-    set_learning_rate(parts.engine, config.lr)
-    sums = dict.fromkeys(("policy", "kl", "clipped", "entropy", "sampler_gap", "tokens"), 0.0)
-    parts.policy.model.train()
-    grad_norm = 0.0
-    for _ in range(config.passes):
-        order = rng.permutation(len(sequences))
-        for part in np.array_split(order, min(config.minibatches, len(order))):
-            tokens = sum(int(sequences[i].mask[1:].sum()) for i in part)
-
-            def losses(part: np.ndarray = part, tokens: int = tokens) -> Any:
-                for micro in by_tokens(part.tolist(), lengths, config.micro_batch_tokens):
-                    current, entropy = parts.engine(
-                        parts.policy.collate([sequences[i] for i in micro]), temperature
-                    )
-                    device, repeats = current.device, [len(behaviour[i]) for i in micro]
-                    before = current.detach() if single else torch.cat([old[i] for i in micro]).to(device)
-                    sampler = torch.cat([behaviour[i] for i in micro]).to(device)
-                    per_token = torch.tensor(np.repeat(advantages[micro], repeats), dtype=torch.float32)
-                    terms: ObjectiveTerms = grpo_objective(
-                        current,
-                        sampler,
-                        before,
-                        torch.cat([reference[i] for i in micro]).to(device),
-                        per_token.to(device),
-                        clip_epsilon=clip_epsilon,
-                        kl_beta=kl_beta,
-                        is_cap=config.is_cap,
-                    )
-                    sums["policy"] += terms.policy
-                    sums["kl"] += terms.kl
-                    sums["clipped"] += terms.clipped
-                    sums["entropy"] += float(entropy.detach().sum())
-                    sums["sampler_gap"] += float((before - sampler).abs().sum())
-                    sums["tokens"] += len(current)
-                    yield terms.loss / tokens
-
-            grad_norm = optimizer_step(parts.engine, losses())
-    total_tokens = sums.pop("tokens")
-    return {f"grpo/{name}": value / total_tokens for name, value in sums.items()} | {
-        "grpo/updated_tokens": total_tokens,
-        "grpo/grad_norm": grad_norm,
-    }
-
-
-def rollout_metrics(trajectories: list[Trajectory], reward: RewardConfig) -> dict[str, float]:
-    """Means over fresh trajectories: reward and its components, success by task, stop reasons, tools."""
-    count = len(trajectories)
+) -> tuple[list[Example], list[str], list[bool]]:
+    """Examples of the groups with spread, the key of each one's group, and which groups have spread."""
+    trajectories = [t for _, own, _ in trained for t in own]
+    keys = [g.key for g, own, _ in trained for _ in own]
+    weights = [weight for _, own, weight in trained for _ in own]
     rewards = [total(t.components, reward) for t in trajectories]
-    metrics = {"reward/total": float(np.mean(rewards))}
-    for name in trajectories[0].components:
-        values = [t.components[name] for t in trajectories]
-        metrics |= {
-            f"reward/{name}": float(np.mean(values)),
-            f"reward/{name}_min": float(np.min(values)),
-            f"reward/{name}_max": float(np.max(values)),
-        }
-    for task in sorted({t.prompt.task for t in trajectories}):
-        won = [t.components["accuracy"] > 0 for t in trajectories if t.prompt.task == task]
-        metrics[f"grpo/success_{task}"] = float(np.mean(won))
-    for reason in sorted({t.stop_reason for t in trajectories}):
-        metrics[f"grpo/stop_{reason}"] = sum(t.stop_reason is reason for t in trajectories) / count
-    metrics["grpo/calls_per_episode"] = sum(t.calls for t in trajectories) / count
-    metrics["grpo/tokens_per_episode"] = sum(t.sampled_tokens for t in trajectories) / count
-    return metrics
+    estimate = ESTIMATORS.get(config.advantage, group_advantages)
+    values, spread = estimate(rewards, keys, config.std_floor)
+    first = np.cumsum([0] + [len(own) for _, own, _ in trained[:-1]])
+    informative = [bool(spread[i]) for i in first]
+    if config.advantage == "gae":
+        shaped = [
+            turn_rewards(r, t.potentials, reward.shaping, config.critic.gamma)
+            for r, t in zip(rewards, trajectories, strict=True)
+        ]
+        return critic_examples(policy, trajectories, shaped, config), keys, informative
+    rows = np.flatnonzero(spread)
+    return (
+        [Example(trajectories[i], float(values[i] * weights[i])) for i in rows],
+        [keys[i] for i in rows],
+        informative,
+    )
+
+
+def mean_by_key(keys: list[str], values: list[float]) -> dict[str, float]:
+    """The mean of the values of each key."""
+    found: dict[str, list[float]] = {}
+    for key, value in zip(keys, values, strict=True):
+        found.setdefault(key, []).append(value)
+    return {key: sum(own) / len(own) for key, own in found.items()}

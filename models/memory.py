@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import torch
-from transformers import Qwen2_5_VLConfig
-from transformers import Qwen2_5_VLForConditionalGeneration as QwenVL
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import Qwen2_5_VLConfig
 
 
 def parameter_count(config: Qwen2_5_VLConfig) -> int:
     """Weights of a Qwen2.5-VL, counted on the meta device: shapes only, no memory."""
+    import torch
+    from transformers import Qwen2_5_VLForConditionalGeneration as QwenVL
+
     with torch.device("meta"):
         network = QwenVL(config)
     return sum(weight.numel() for weight in network.parameters())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,6 +66,18 @@ class PolicyModel(nn.Module):
         self.network = network
         self.image_pad = image_pad
         self.forbidden = forbidden
+        self.value_head: nn.Linear | None = None
+
+    def add_critic(self) -> None:
+        """Give the policy a value head (for `advantage: gae`); it starts at 0, the value of knowing nothing.
+
+        It reads the policy's hidden states without sending a gradient back, so that the critic's learning rate and
+        errors never touch the policy.
+        """
+        hidden = self.network.lm_head.in_features
+        self.value_head = nn.Linear(hidden, 1, device=self.device, dtype=torch.float32)
+        nn.init.zeros_(self.value_head.weight)
+        nn.init.zeros_(self.value_head.bias)
 
     @property
     def device(self) -> torch.device:
@@ -89,8 +102,12 @@ class PolicyModel(nn.Module):
         logits[..., self.forbidden] = -torch.inf
         return logits
 
-    def forward(self, batch: Batch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, batch: Batch, temperature: float = 1.0, with_values: bool = False
+    ) -> tuple[Tensor, ...]:
         """Log-probs and entropies of the target tokens, both float32 of shape (number of targets,).
+
+        With `with_values` also the critic's value of the state before each target. Raises ValueError without one.
 
         Right padding needs no attention mask: causal attention never looks at what follows. Log-probs are those
         of softmax(logits / temperature), as the sampler's (trl#4159: a ratio of 2 without it).
@@ -103,7 +120,11 @@ class PolicyModel(nn.Module):
         logprobs = log_softmax(self.logits(hidden[:, :-1][targets]) / temperature, dim=-1)
         chosen = logprobs.gather(-1, batch.ids[:, 1:][targets].unsqueeze(-1)).squeeze(-1)
         entropy = -(logprobs.exp() * logprobs.masked_fill(logprobs == -torch.inf, 0.0)).sum(-1)
-        return chosen, entropy
+        if not with_values:
+            return chosen, entropy
+        if self.value_head is None:
+            raise ValueError("this policy has no value head; call add_critic first")
+        return chosen, entropy, self.value_head(hidden[:, :-1][targets].detach().float()).squeeze(-1)
 
 
 @dataclass(frozen=True)
@@ -133,13 +154,29 @@ def token_logprobs(
     policy: Policy, sequences: list[Sequence], temperature: float, micro_batch_tokens: int
 ) -> list[Tensor]:
     """Log-probs of each sequence's agent tokens, without gradient, on the CPU."""
+    return _by_sequence(
+        policy, sequences, micro_batch_tokens, lambda batch: policy.model(batch, temperature)[0]
+    )
+
+
+@torch.no_grad()
+def token_values(policy: Policy, sequences: list[Sequence], micro_batch_tokens: int) -> list[Tensor]:
+    """The critic's values before each of the sequences' agent tokens, without gradient, on the CPU."""
+    return _by_sequence(
+        policy, sequences, micro_batch_tokens, lambda batch: policy.model(batch, 1.0, True)[2]
+    )
+
+
+def _by_sequence(
+    policy: Policy, sequences: list[Sequence], micro_batch_tokens: int, run: Callable[[Batch], Tensor]
+) -> list[Tensor]:
     policy.model.eval()
     result: list[Tensor] = [torch.zeros(0)] * len(sequences)
     lengths = [len(sequence.ids) for sequence in sequences]
     for micro in by_tokens(list(range(len(sequences))), lengths, micro_batch_tokens):
-        logprobs, _ = policy.model(policy.collate([sequences[i] for i in micro]), temperature)
+        numbers = run(policy.collate([sequences[i] for i in micro]))
         counts = [int(sequences[i].mask[1:].sum()) for i in micro]
-        for index, piece in zip(micro, logprobs.cpu().split(counts), strict=True):
+        for index, piece in zip(micro, numbers.cpu().split(counts), strict=True):
             result[index] = piece
     return result
 

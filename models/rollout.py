@@ -8,15 +8,20 @@ from typing import Protocol
 
 from environments.base import Prompt
 from models.trajectory import Trajectory
+from tools.base import ToolCall
 
 
 @dataclass(frozen=True)
 class RolloutRequest:
-    """One episode to sample. `seed` alone decides its random numbers, whatever else is in the batch."""
+    """One episode to sample. `seed` alone decides its random numbers, whatever else is in the batch.
+
+    With `forced` the episode begins with that call, as if the agent had made it, but its tokens are not trained on.
+    """
 
     prompt: Prompt
     sample: int
     seed: int
+    forced: ToolCall | None = None
 
 
 class RolloutEngine(Protocol):

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+CRITIC = "value_head."  # how names of the critic's weights begin
+
 
 def start_engine(
     model: nn.Module,
@@ -33,10 +35,16 @@ def start_engine(
 
     # Its shared-memory all-reduce is compiled for two minutes at first start; gloo serves one host as well.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    decayed = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
-    plain = [p for p in model.parameters() if p.requires_grad and p.ndim <= 1]
+    trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    critic = [p for n, p in trained if n.startswith(CRITIC)]
+    actor = [p for n, p in trained if not n.startswith(CRITIC)]
+    groups = [
+        {"params": [p for p in actor if p.ndim > 1], "weight_decay": weight_decay, "part": "actor"},
+        {"params": [p for p in actor if p.ndim <= 1], "weight_decay": 0.0, "part": "actor"},
+        {"params": critic, "weight_decay": 0.0, "part": "critic"},
+    ]
     optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}],
+        [group for group in groups if group["params"]],
         lr=lr,
         betas=(0.9, 0.98),
         fused=True,
@@ -85,10 +93,10 @@ def optimizer_step(engine: Any, losses: Iterable[Tensor]) -> float:
     return norm
 
 
-def set_learning_rate(engine: Any, lr: float) -> None:
-    """Set every parameter group's learning rate."""
+def set_learning_rate(engine: Any, lr: float, critic_lr: float | None = None) -> None:
+    """Set the learning rate of the policy, and that of its value head if it has one."""
     for group in engine.optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr if group["part"] == "actor" or critic_lr is None else critic_lr
 
 
 def rank() -> int:

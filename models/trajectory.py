@@ -10,6 +10,8 @@ import numpy as np
 from environments.base import Prompt
 from tools.base import Observation, Picture, ToolCall
 
+NEVER = 2**31 - 1
+
 
 class StopReason(StrEnum):
     """Why an episode ended; each one is a metric."""
@@ -36,6 +38,7 @@ class Step:
     started: float = 0.0  # Unix times, in seconds: when the turn began to be written,
     written: float = 0.0  # when it was complete,
     ended: float = 0.0  # and when its call, if any, had returned
+    forced: bool = False  # written by the loop to explore, not by the agent
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,20 @@ class Trajectory:
     seed: int
     seconds: float
     components: dict[str, float] = field(default_factory=dict)
+    potentials: tuple[float, ...] = ()  # of the state after each of the agent's turns
+    joined_from: int = NEVER  # first token of the first turn that has seen results of two tools
+
+    @property
+    def turn_ends(self) -> np.ndarray:
+        """Index of the last token of each of the agent's turns, int (turns,)."""
+        following = np.append(self.mask[1:], False)
+        return np.flatnonzero(self.mask & ~following)
+
+    @property
+    def turn_starts(self) -> np.ndarray:
+        """Index of the first token of each of the agent's turns, int (turns,)."""
+        before = np.concatenate([[False], self.mask[:-1]])
+        return np.flatnonzero(self.mask & ~before)
 
     @property
     def response(self) -> str | None:
@@ -73,3 +90,17 @@ class Trajectory:
     @property
     def sampled_tokens(self) -> int:
         return int(self.mask.sum())
+
+
+def joined_from(trajectory: Trajectory) -> int:
+    """The first token of the first turn that was written when results of two different tools were in view."""
+    tools: set[str] = set()
+    own = 0
+    for step in trajectory.steps:
+        own += not step.forced
+        if step.call is not None and step.observation is not None and step.observation.ok:
+            tools.add(step.call.name)
+        if len(tools) > 1:
+            starts = trajectory.turn_starts
+            return int(starts[own]) if own < len(starts) else NEVER
+    return NEVER

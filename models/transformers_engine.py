@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,13 +20,15 @@ from torch.nn.functional import log_softmax
 from models.agent_format import CALL_CLOSE, RESPONSE_CLOSE
 from models.config import AgentConfig, RolloutConfig
 from models.encoding import Tokens, picture_grid, picture_patches, rope_positions
-from models.episode import Episode, EpisodeRules, finished
+from models.episode import Episode, EpisodeRules, Hopeless, finished, returned
 from models.policy import Policy
 from models.rollout import RolloutRequest
 from models.slot_cache import SlotCache
 from models.trajectory import StopReason, Trajectory
 from tools.base import Picture
 from tools.executor import ToolExecutor
+
+TOOL_THREADS = 16  # calls that run beside the sampling
 
 
 @dataclass
@@ -40,17 +43,24 @@ class _Running:
 
     @property
     def waiting(self) -> int:
-        return len(self.episode.tokens.ids) - self.read
+        """Tokens to be read into the row; 0 while a call is running: the row rests until it has ended."""
+        return len(self.episode.tokens.ids) - self.read if self.episode.calling is None else 0
 
 
 class TransformersEngine:
     """See `models.rollout.RolloutEngine`. Shares the trainer's weights, so syncing them costs nothing."""
 
     def __init__(
-        self, policy: Policy, executor: ToolExecutor, agent: AgentConfig, rollout: RolloutConfig
+        self,
+        policy: Policy,
+        executor: ToolExecutor,
+        agent: AgentConfig,
+        rollout: RolloutConfig,
+        hopeless: Hopeless | None = None,
     ) -> None:
         self.policy, self.agent, self.slots = policy, agent, rollout.slots
-        self.rules = EpisodeRules(policy.encoder, executor, agent, rollout.episode_deadline_s)
+        self.rules = EpisodeRules(policy.encoder, executor, agent, rollout.episode_deadline_s, hopeless)
+        self.overlap_tools = rollout.overlap_tools
         self.version = 0
         self._features: dict[str, Tensor] = {}
         closing = [policy.encoder.text(tag) for tag in (CALL_CLOSE, RESPONSE_CLOSE)]
@@ -81,34 +91,42 @@ class TransformersEngine:
         cache = self._new_cache(slots)
         free = list(range(slots - 1, -1, -1))
         running: dict[int, _Running] = {}
-        while waiting or running:
-            self._admit(waiting, free, running, cache)
-            to_read = [each for each in running.values() if each.waiting > 1]
-            ready = len(running) - len(to_read)
-            if to_read and (len(to_read) >= slots // 8 or ready <= slots // 2):
-                self._read(to_read, cache)
-            for each in self._extend(running, cache, temperature):
-                reason = self._advance(each.episode)
-                if reason is not None:
-                    done[each.episode.index] = finished(each.episode, reason, self.version, temperature)
-                    free.append(each.row)
-                    del running[each.row]
-                    if on_finished is not None:
-                        on_finished(len(done))
+
+        def end(episode: Episode, reason: StopReason) -> None:
+            done[episode.index] = finished(episode, reason, self.version, temperature)
+            if on_finished is not None:
+                on_finished(len(done))
+
+        with ThreadPoolExecutor(TOOL_THREADS, "tool call") as pool:
+            while waiting or running:
+                for episode in self._admit(waiting, free, running, cache):
+                    end(episode, StopReason.MAX_TOKENS)
+                to_read = [each for each in running.values() if each.waiting > 1]
+                ready = sum(each.waiting == 1 for each in running.values())
+                if to_read and (len(to_read) >= slots // 8 or ready <= slots // 2):
+                    self._read(to_read, cache)
+                extended = self._extend(running, cache, temperature)
+                outcomes = [(each.row, self._advance(each.episode, pool)) for each in extended]
+                calling = {row: each.episode for row, each in running.items() if each.episode.calling}
+                back = returned(calling, block=not extended)
+                outcomes += [(row, self.rules.resume(calling[row])) for row in back]
+                for row, reason in outcomes:
+                    if reason is not None:
+                        end(running.pop(row).episode, reason)
+                        free.append(row)
         self.policy.model.train(was_training)
         return [done[index] for index in range(len(requests))]
 
-    def _advance(self, episode: Episode) -> StopReason | None:
+    def _advance(self, episode: Episode, pool: ThreadPoolExecutor) -> StopReason | None:
         """After a sampled token: end of turn? Then act. Returns why the episode is over, or None."""
+        reason = None
         if self._turn_ends(episode):
-            reason = self.rules.act(episode)
-            if reason is not None:
-                return reason
-        return self.rules.over_limits(episode)
+            reason = self.rules.begin(episode, pool) if self.overlap_tools else self.rules.act(episode)
+        return reason or (None if episode.calling else self.rules.over_limits(episode))
 
     def _turn_ends(self, episode: Episode) -> bool:
         last = episode.tokens.ids[-1]
-        if last == self.policy.encoder.im_end:
+        if last in self.rules.turn_ends:
             return True
         if self._closing is not None:
             return last in self._closing
@@ -135,10 +153,14 @@ class TransformersEngine:
         free: list[int],
         running: dict[int, _Running],
         cache: SlotCache,
-    ) -> None:
-        """Fill free rows, several at a time. The prompt of a group is read once and its row copied."""
+    ) -> list[Episode]:
+        """Fill free rows, several at a time. The prompt of a group is read once and its row copied.
+
+        Returns the episodes that need no row, because their prompt leaves no room for a single token.
+        """
         if not waiting or not free or (running and len(free) < min(len(waiting), self.slots // 8)):
-            return
+            return []
+        too_long: list[Episode] = []
         admitted: dict[str, list[_Running]] = {}
         prompts: dict[str, Tokens] = {}
         while waiting and free:
@@ -146,16 +168,24 @@ class TransformersEngine:
             key = request.prompt.prompt_id
             if key not in prompts:
                 prompts[key] = self.policy.encoder.prompt(request.prompt)
+            episode = Episode.begin(index, request, prompts[key])
+            if len(episode.tokens.ids) >= self.agent.max_tokens:
+                too_long.append(episode)
+                continue
             draws = np.random.default_rng(request.seed).random(self.agent.max_tokens + 1)
-            each = _Running(Episode.begin(index, request, prompts[key]), draws, free.pop())
+            each = _Running(episode, draws, free.pop())
             running[each.row] = each
             admitted.setdefault(key, []).append(each)
-        self._read([group[0] for group in admitted.values()], cache)
+        if admitted:
+            self._read([group[0] for group in admitted.values()], cache)
         for leader, *others in admitted.values():
             if others:
                 cache.copy_row(leader.row, [other.row for other in others], leader.read)
             for other in others:
                 other.read, other.position = leader.read, leader.position
+            for each in (leader, *others):
+                self.rules.force(each.episode)
+        return too_long
 
     def _read(self, group: list[_Running], cache: SlotCache) -> None:
         """Read all but the last waiting token of each episode into its row (the last one is `_extend`'s)."""
@@ -234,13 +264,17 @@ class TransformersEngine:
         hidden = self._forward(embeddings, rope, row_index, self._tensor(cells), cache)
         lines = [line_of[each.row] for each in ready]
         logits = self.policy.model.logits(hidden[lines, 0])
-        draws = np.array([each.draws[len(each.episode.tokens.ids)] for each in ready])
-        tokens, logprobs = sample_tokens(logits, self._tensor(draws), temperature)
+        tokens, logprobs = self._choose(ready, logits, temperature)
         for each, token, logprob in zip(ready, tokens.tolist(), logprobs.tolist(), strict=True):
             each.read += 1
             each.position += 1
             each.episode.tokens.append_sampled(token, logprob)
         return ready
+
+    def _choose(self, ready: list[_Running], logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """The next token of each ready episode and its log-prob, by the episode's own random numbers."""
+        draws = np.array([each.draws[len(each.episode.tokens.ids)] for each in ready])
+        return sample_tokens(logits, self._tensor(draws), temperature)
 
 
 def sample_tokens(logits: Tensor, draws: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

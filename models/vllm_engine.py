@@ -16,7 +16,7 @@ from PIL import Image
 from models.agent_format import CALL_CLOSE, RESPONSE_CLOSE
 from models.config import AgentConfig, PolicyConfig, RolloutConfig
 from models.encoding import Encoder, picture_size
-from models.episode import Episode, EpisodeRules, finished
+from models.episode import Episode, EpisodeRules, Hopeless, finished
 from models.rollout import RolloutRequest
 from models.trajectory import StopReason, Trajectory
 from tools.base import Picture
@@ -53,9 +53,10 @@ class VLLMEngine:
         agent: AgentConfig,
         rollout: RolloutConfig,
         save_weights: Callable[[], Path],
+        hopeless: Hopeless | None = None,
     ) -> None:
         self.llm, self.encoder, self.agent, self.save_weights = llm, encoder, agent, save_weights
-        self.rules = EpisodeRules(encoder, executor, agent, rollout.episode_deadline_s)
+        self.rules = EpisodeRules(encoder, executor, agent, rollout.episode_deadline_s, hopeless)
         self.version = 0
 
     def sync(self, version: int) -> None:
@@ -79,6 +80,18 @@ class VLLMEngine:
         prompts = {r.prompt.prompt_id: self.encoder.prompt(r.prompt) for r in requests}
         running = [Episode.begin(i, r, prompts[r.prompt.prompt_id]) for i, r in enumerate(requests)]
         done: dict[int, Trajectory] = {}
+
+        def end(episode: Episode, reason: StopReason) -> None:
+            done[episode.index] = finished(episode, reason, self.version, temperature)
+            if on_finished is not None:
+                on_finished(len(done))
+
+        for episode in running:
+            if len(episode.tokens.ids) >= self.agent.max_tokens:
+                end(episode, StopReason.MAX_TOKENS)
+        running = [episode for episode in running if episode.index not in done]
+        for episode in running:
+            self.rules.force(episode)
         while running:
             outputs = self.llm.generate(
                 [self._prompt(episode) for episode in running],
@@ -90,10 +103,8 @@ class VLLMEngine:
                 reason = self._take(episode, output.outputs[0])
                 if reason is None:
                     still.append(episode)
-                    continue
-                done[episode.index] = finished(episode, reason, self.version, temperature)
-                if on_finished is not None:
-                    on_finished(len(done))
+                else:
+                    end(episode, reason)
             running = still
         return [done[index] for index in range(len(requests))]
 
@@ -114,7 +125,7 @@ class VLLMEngine:
             logprobs=0,
             stop=[CALL_CLOSE, RESPONSE_CLOSE],
             include_stop_str_in_output=True,
-            stop_token_ids=[self.encoder.im_end],
+            stop_token_ids=sorted(self.rules.turn_ends),
             skip_special_tokens=False,
             logit_bias=dict.fromkeys(self.encoder.forbidden, -100.0),
             seed=int(np.random.default_rng([episode.request.seed, turn]).integers(2**31)),

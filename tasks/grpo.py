@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from typing import TYPE_CHECKING
 
 from tasks.cli import run_main
@@ -10,6 +11,7 @@ from tasks.params import Params, load_params
 
 if TYPE_CHECKING:
     from environments.base import Prompt
+    from models.checkpoint import Checkpoints
     from models.grpo import GRPOParts, GRPOState
     from tasks.tracking import StageRun
     from tools.cache import ToolResultCache
@@ -34,45 +36,44 @@ def run_grpo(params: Params) -> None:
 
 def _train(params: Params, run: StageRun) -> None:
     from models.grpo import grpo_step
-    from tasks.workspace import (
-        COLD_START,
-        OUTPUTS,
-        ProgressLog,
-        fresh_folder,
-        stage_checkpoints,
-        use_threads,
-    )
+    from tasks.rollout_store import save_rollouts
+    from tasks.workspace import OUTPUTS, ProgressLog, fresh_folder, stage_checkpoints, use_threads
     from tools.cache import ToolResultCache
 
     use_threads(params)
     cache = ToolResultCache(params.rollout.cached_results)
     parts, state = build_parts(params, cache)
-    checkpoints = stage_checkpoints("grpo", params)
-    saved = checkpoints.restore(parts.engine)
-    if saved is not None:
-        state.step, state.version, state.replay.groups = saved["step"], saved["version"], saved["groups"]
-        parts.rollouts.sync(state.version)
     config = params.grpo
-    questions = validation_questions(COLD_START / "validation_items.parquet", config.validation_items)
+    checkpoints, best = stage_checkpoints("grpo", params), stage_checkpoints("grpo", params, "best")
+    state = restore(parts, state, checkpoints)
+    questions = validation_questions(config.validation_items)
     run.expect_steps(config.steps)
     if state.step == 0:
-        run.log_metrics(validate(parts, questions), 0)
+        metrics = validate(parts, questions, config.guards.diversity_prompts, config.guards.diversity_samples)
+        run.log_metrics(metrics, 0)
+        guard(parts, state, metrics, best)
     with ProgressLog("grpo") as progress:
         while state.step < config.steps:
             metrics, _ = grpo_step(parts, state, config, params.reward, params.seed)
             metrics |= tool_metrics(cache)
             if state.step % config.eval_every == 0 or state.step == config.steps:
-                metrics |= validate(parts, questions)
+                prompts, samples = config.guards.diversity_prompts, config.guards.diversity_samples
+                metrics |= validate(parts, questions, prompts, samples)
+                log_validation_traces(parts, questions[: config.validation_traces], state.step, run)
+            if note := guard(parts, state, metrics, best):
+                run.set_tags({f"rollback.{state.guard.rollbacks}": note})
             run.log_metrics(metrics, state.step)
             progress.update(state.step, config.steps, f"reward {metrics['reward/total']:.3f}")
             if state.step % config.checkpoint_every == 0 and state.step < config.steps:
-                checkpoints.store(
-                    parts.engine,
-                    {"step": state.step, "version": state.version, "groups": state.replay.groups},
-                )
+                checkpoints.store(parts.engine, {"step": state.step, "state": state})
+    if config.guards.rollback:
+        restore(parts, state, best)
     with fresh_folder(OUTPUTS / "grpo") as folder:
         parts.policy.save(folder)
+    with fresh_folder(OUTPUTS / "rollouts") as folder:
+        save_rollouts(folder, state.replay)
     checkpoints.clear()
+    best.clear()
 
 
 def build_parts(params: Params, cache: ToolResultCache) -> tuple[GRPOParts, GRPOState]:
@@ -80,64 +81,127 @@ def build_parts(params: Params, cache: ToolResultCache) -> tuple[GRPOParts, GRPO
     from environments.vsp.prompts import VSP
     from models.curriculum import prompt_source
     from models.grpo import GRPOParts, GRPOState
-    from models.replay import ReplayBuffer
     from models.training_engine import start_engine
     from tasks.engines import open_policy, rollout_engine
+    from tasks.prefill import prefill
     from tasks.workspace import OUTPUTS
     from tools.vsp import VSP_TOOLS
 
+    config = params.grpo
     policy, reference = open_policy(OUTPUTS / "sft", params), open_policy(OUTPUTS / "sft", params)
     reference.model.requires_grad_(False)
+    if config.advantage == "gae":
+        policy.model.add_critic()
     engine = start_engine(
         policy.model,
-        lr=params.grpo.lr,
-        weight_decay=params.grpo.weight_decay,
-        max_grad_norm=params.grpo.max_grad_norm,
-        zero_stage=params.grpo.zero_stage,
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        zero_stage=config.zero_stage,
     )
     environment = VSP()
+    draw = prompt_source(
+        environment, config, VSP_TOOLS, params.data.hole_density, params.data.path_lengths, params.seed
+    )
     parts = GRPOParts(
         policy=policy,
         reference=reference,
         engine=engine,
         rollouts=rollout_engine(policy, params, cache),
-        draw_prompts=prompt_source(
-            environment,
-            params.grpo,
-            VSP_TOOLS,
-            params.data.hole_density,
-            params.data.path_lengths,
-            params.seed,
-        ),
-        grade=environment.grade,
+        draw_prompts=draw,
+        environment=environment,
     )
-    return parts, GRPOState(step=0, version=0, replay=ReplayBuffer(params.grpo.replay))
+    state = GRPOState.start(config)
+    state.pool.admit(policy.model)
+    state.replay.spill_folder = OUTPUTS / ".spilled_rollouts"
+    prefill(state, policy, params)
+    return parts, state
 
 
-def validation_questions(path: object, count: int) -> list[Prompt]:
+def restore(parts: GRPOParts, state: GRPOState, checkpoints: Checkpoints) -> GRPOState:
+    """The stored state, with the weights that belong to it, or the given one if nothing is stored."""
+    saved = checkpoints.restore(parts.engine)
+    if saved is None:
+        return state
+    restored: GRPOState = saved["state"]
+    restored.replay.spill_folder = state.replay.spill_folder
+    restored.pool.load_current_into(parts.reference.model)
+    parts.rollouts.sync(restored.version)
+    return restored
+
+
+def guard(parts: GRPOParts, state: GRPOState, metrics: dict[str, float], best: Checkpoints) -> str | None:
+    """Keep the best policy; on divergence go back to it with a smaller learning rate and say why.
+
+    Metrics that are not finite are taken out of `metrics`. Raises ValueError when there is nothing to go back to.
+    """
+    success, guards = metrics.get("grpo/validation_success"), state.guard
+    if not guards.config.rollback:
+        return None
+    reason = guards.divergence(metrics)
+    if reason is None:
+        if success is not None and guards.is_best(success):
+            best.store(parts.engine, {"step": state.step, "state": state})
+        return None
+    saved = best.restore(parts.engine)
+    if saved is None:
+        raise ValueError(f"grpo diverged before its first evaluation: {reason}; lower grpo.lr")
+    state.replay.forget_after(saved["state"].version)
+    state.lr_scale *= guards.config.lr_factor
+    state.last_kl = saved["state"].last_kl
+    parts.rollouts.sync(state.version)
+    for name in [name for name, value in metrics.items() if not math.isfinite(value)]:
+        del metrics[name]
+    metrics["grpo/rollbacks"] = float(guards.rollbacks + 1)
+    return guards.note_rollback(state.step, reason)
+
+
+def validation_questions(count: int) -> list[Prompt]:
     """Up to `count` validation prompts, spread evenly over the file so that every task and size is there."""
-    from pathlib import Path
-
     from tasks.schema import load_items
+    from tasks.workspace import COLD_START
 
-    items = load_items(Path(str(path)))
+    items = load_items(COLD_START / "validation_items.parquet")
     stride = max(1, len(items) // count)
     return items[::stride][:count]
 
 
-def validate(parts: GRPOParts, questions: list[Prompt]) -> dict[str, float]:
-    """Greedy success on validation prompts, by task and by whether ASTAR is offered."""
+def validate(
+    parts: GRPOParts, questions: list[Prompt], diversity_prompts: int = 0, diversity_samples: int = 2
+) -> dict[str, float]:
+    """Greedy success on validation prompts, by task and by whether ASTAR is offered, and diversity of plans."""
+    from models.guards import plan_diversity
     from models.rollout import RolloutRequest
 
     trajectories = parts.rollouts.sample([RolloutRequest(p, 0, 0) for p in questions], 0.0)
     won: dict[str, list[bool]] = {}
     for trajectory in trajectories:
         prompt = trajectory.prompt
-        right = trajectory.response is not None and parts.grade(prompt, trajectory.response)
+        right = trajectory.response is not None and parts.environment.grade(prompt, trajectory.response)
         name = prompt.task + ("_with_astar" if "ASTAR" in prompt.tools else "")
         won.setdefault(f"grpo/validation_{name}", []).append(right)
         won.setdefault("grpo/validation_success", []).append(right)
-    return {name: sum(values) / len(values) for name, values in won.items()}
+    metrics = {name: sum(values) / len(values) for name, values in won.items()}
+    metrics["grpo/validation_calls"] = sum(t.calls for t in trajectories) / len(trajectories)
+    if diversity_prompts:
+        stride = max(1, len(questions) // diversity_prompts)
+        requests = [
+            RolloutRequest(prompt, n, 1000 * index + n)
+            for index, prompt in enumerate(questions[::stride][:diversity_prompts])
+            for n in range(diversity_samples)
+        ]
+        metrics["grpo/plan_diversity"] = plan_diversity(parts.rollouts.sample(requests, 1.0))
+    return metrics
+
+
+def log_validation_traces(parts: GRPOParts, questions: list[Prompt], step: int, run: StageRun) -> None:
+    """The same few validation episodes after each evaluation, as traces of the run."""
+    from models.grpo import score
+    from models.rollout import RolloutRequest
+    from tasks.episode_traces import log_traces
+
+    episodes = parts.rollouts.sample([RolloutRequest(p, 0, 0) for p in questions], 0.0)
+    log_traces(run, [score(each, parts.environment) for each in episodes], {"grpo.step": str(step)})
 
 
 def tool_metrics(cache: ToolResultCache) -> dict[str, float]:

@@ -31,8 +31,11 @@ def use_threads(params: Params) -> None:
     torch.set_num_threads(params.threads)
 
 
-def stage_checkpoints(stage: str, params: Params) -> Checkpoints:
-    """Resumable states of this very job, outside DVC's outs; states of other settings are removed."""
+def stage_checkpoints(stage: str, params: Params, kind: str = "latest") -> Checkpoints:
+    """Resumable states of this very job, outside DVC's outs; states of other settings are removed.
+
+    `kind` tells apart the states that a stage goes on from and those that it may go back to.
+    """
     from models.checkpoint import Checkpoints
 
     family = OUTPUTS / ".checkpoints" / stage
@@ -41,7 +44,7 @@ def stage_checkpoints(stage: str, params: Params) -> Checkpoints:
         for other in family.iterdir():
             if other != folder:
                 shutil.rmtree(other, ignore_errors=True)
-    return Checkpoints(folder)
+    return Checkpoints(folder / kind)
 
 
 @contextmanager

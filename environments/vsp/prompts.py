@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from enum import StrEnum
+
+import numpy as np
 
 from environments.base import Prompt
 from environments.vsp.grade import grade_navigation, grade_verification
 from environments.vsp.maps import GridMap, Split, random_map, shortest_path, split_of
 from environments.vsp.paths import hole_distance, verification_path
+from environments.vsp.potential import potential, random_call
 from environments.vsp.render import Renderer
+from environments.vsp.task import Task
 from environments.vsp.world import is_safe
-from tools.base import Picture
+from tools.base import Observation, Picture, ToolCall
 
 ENVIRONMENT = "vsp"
 BASE_TOOLS: tuple[str, ...] = ("POINT", "DRAW2DPATH", "CROP")
@@ -21,13 +24,6 @@ BASE_TOOLS: tuple[str, ...] = ("POINT", "DRAW2DPATH", "CROP")
 # No capital L, R, U or D outside paths: the tiny policy's tokenizer cuts them out as moves.
 NAVIGATION_QUESTION = "Find a safe path from the start to the goal."
 VERIFICATION_QUESTION = 'Is this path safe: "{path}"?'
-
-
-class Task(StrEnum):
-    """The two questions of VSP."""
-
-    NAVIGATION = "navigation"
-    VERIFICATION = "verification"
 
 
 def navigation_prompt(
@@ -112,3 +108,13 @@ class VSP:
         if prompt.task == Task.NAVIGATION:
             return grade_navigation(map_of(prompt), response)
         return grade_verification(prompt.hidden["answer"], response)
+
+    def potential(
+        self, prompt: Prompt, history: Sequence[tuple[ToolCall | None, Observation | None]]
+    ) -> float:
+        """See `environments.vsp.potential.potential`."""
+        return potential(prompt, history)
+
+    def random_call(self, prompt: Prompt, rng: np.random.Generator) -> ToolCall:
+        """See `environments.vsp.potential.random_call`."""
+        return random_call(prompt, rng)

@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 import torch
 
+from environments.base import Environment, Prompt
 from environments.vsp.prompts import VSP
 from models.checkpoint import Checkpoints
 from models.config import AgentConfig, GRPOConfig, ReplayConfig, RewardConfig, Schedule
 from models.curriculum import prompt_source
-from models.grpo import GRPOParts, GRPOState, grpo_step, score, update
+from models.grpo import GRPOParts, GRPOState, grpo_step, score
 from models.policy import Policy
 from models.replay import ReplayBuffer, ReplayGroup
 from models.rollout import RolloutRequest
 from models.training_engine import start_engine
 from models.trajectory import Trajectory
+from models.update import Example, Knobs, update
 from tests.models.policies import engine_for, small_policy, some_prompts
 from tools.vsp import VSP_TOOLS
 
@@ -35,21 +37,27 @@ CONFIG = GRPOConfig(
 REWARD = RewardConfig()
 
 
-def _parts(policy: Policy) -> GRPOParts:
-    environment = VSP()
+class OddLengths(VSP):
+    """Grades by length: random weights never find a path."""
+
+    def grade(self, prompt: Prompt, response: str) -> bool:
+        return len(response) % 2 == 0
+
+
+def _parts(policy: Policy, config: GRPOConfig = CONFIG) -> GRPOParts:
     return GRPOParts(
         policy=policy,
         reference=small_policy(agent=AGENT),
         engine=start_engine(policy.model, lr=1e-3, weight_decay=0.0, max_grad_norm=1.0, zero_stage=0),
         rollouts=engine_for(policy),
-        draw_prompts=prompt_source(environment, CONFIG, VSP_TOOLS, 0.2, (1, 3), 0),
-        grade=lambda prompt, response: len(response) % 2 == 0,
+        draw_prompts=prompt_source(VSP(), config, VSP_TOOLS, 0.2, (1, 3), 0),
+        environment=OddLengths(),
     )
 
 
-def _with_reward(trajectory: Trajectory, grade: object) -> Trajectory:
+def _with_reward(trajectory: Trajectory, environment: Environment) -> Trajectory:
     """Random weights answer nothing: reward the share of one token instead, so that groups have spread."""
-    scored = score(trajectory, grade)  # type: ignore[arg-type]
+    scored = score(trajectory, environment)
     share = float((trajectory.ids[trajectory.mask] % 2).mean())
     return replace(scored, components={**scored.components, "format": 1.0, "tool": 4 * share})
 
@@ -66,7 +74,7 @@ def _weights(policy: Policy) -> torch.Tensor:
 def test_a_step_moves_the_policy_and_reports_finite_metrics(spread: None) -> None:
     policy = small_policy(agent=AGENT)
     before = _weights(policy)
-    parts, state = _parts(policy), GRPOState(0, 0, ReplayBuffer(CONFIG.replay))
+    parts, state = _parts(policy), GRPOState.start(CONFIG)
     for _ in range(2):
         metrics, fresh = grpo_step(parts, state, CONFIG, REWARD, 0)
         assert all(np.isfinite(value) for value in metrics.values()), metrics
@@ -82,18 +90,16 @@ def test_a_killed_run_resumes_to_the_same_weights(spread: None, tmp_path: Path) 
 
     def run(steps: int, stored: Checkpoints | None, restore: bool) -> torch.Tensor:
         policy = small_policy(agent=AGENT)
-        parts, state = _parts(policy), GRPOState(0, 0, ReplayBuffer(CONFIG.replay))
+        parts, state = _parts(policy), GRPOState.start(CONFIG)
         if restore and stored is not None:
             saved = stored.restore(parts.engine)
             assert saved is not None
-            state = GRPOState(saved["step"], saved["version"], state.replay)
-            state.replay.groups = saved["groups"]
+            state = saved["state"]
             parts.rollouts.sync(state.version)
         while state.step < steps:
             grpo_step(parts, state, CONFIG, REWARD, 0)
         if stored is not None and not restore:
-            groups = state.replay.groups
-            stored.store(parts.engine, {"step": state.step, "version": state.version, "groups": groups})
+            stored.store(parts.engine, {"step": state.step, "state": state})
         return _weights(policy)
 
     wanted = run(4, None, False)
@@ -107,6 +113,14 @@ def _sampled(policy: Policy, count: int = 8) -> list[Trajectory]:
     return engine_for(policy).sample(requests, 1.0)
 
 
+def _update(
+    parts: GRPOParts, examples: list[Example], config: GRPOConfig
+) -> tuple[dict[str, float], list[float]]:
+    knobs = Knobs(clip_epsilon=0.2, kl_beta=0.1, lr=1e-3)
+    rng = np.random.default_rng(0)
+    return update(parts.policy, parts.reference, parts.engine, examples, config, knobs, rng)
+
+
 def test_padding_and_micro_batches_change_no_update() -> None:
     """ms-swift#10117, miles#2796: same update for 1×8, 2×4 and 8×1."""
     results = []
@@ -114,8 +128,10 @@ def test_padding_and_micro_batches_change_no_update() -> None:
         policy = small_policy(agent=AGENT)
         config = CONFIG.model_copy(update={"micro_batch_tokens": micro_batch_tokens})
         trajectories = _sampled(policy)
-        advantages = np.linspace(-1, 1, len(trajectories))
-        update(_parts(policy), trajectories, advantages, config, 0.2, 0.1, np.random.default_rng(0))
+        examples = [
+            Example(t, a) for t, a in zip(trajectories, np.linspace(-1, 1, len(trajectories)), strict=True)
+        ]
+        _update(_parts(policy), examples, config)
         results.append(_weights(policy))
     torch.testing.assert_close(results[1], results[0], atol=3e-5, rtol=0)
     torch.testing.assert_close(results[2], results[0], atol=3e-5, rtol=0)
@@ -124,9 +140,7 @@ def test_padding_and_micro_batches_change_no_update() -> None:
 def test_a_first_update_on_fresh_rollouts_clips_nothing_and_has_no_kl() -> None:
     policy = small_policy(agent=AGENT)
     trajectories = _sampled(policy)
-    metrics = update(
-        _parts(policy), trajectories, np.ones(len(trajectories)), CONFIG, 0.2, 0.1, np.random.default_rng(0)
-    )
+    metrics, _ = _update(_parts(policy), [Example(t, 1.0) for t in trajectories], CONFIG)
     assert metrics["grpo/clipped"] == 0
     assert metrics["grpo/kl"] < 1e-9
     assert metrics["grpo/sampler_gap"] < 1e-5
@@ -135,7 +149,7 @@ def test_a_first_update_on_fresh_rollouts_clips_nothing_and_has_no_kl() -> None:
 def test_no_spread_means_no_update() -> None:
     policy = small_policy(agent=AGENT)
     before = _weights(policy)
-    state = GRPOState(0, 0, ReplayBuffer(CONFIG.replay))
+    state = GRPOState.start(CONFIG)
     metrics, _ = grpo_step(_parts(policy), state, CONFIG, REWARD, 0)  # untrained: every reward is 0
     assert metrics["grpo/zero_variance_share"] == 1.0
     assert torch.equal(before, _weights(policy))
@@ -175,7 +189,7 @@ def test_the_buffer_keeps_its_capacity_age_limit_and_version_order() -> None:
     assert buffer.drop_stale(5) == 1
     assert [group.key for group in buffer.groups] == ["v3", "v4"]
     rng = np.random.default_rng(0)
-    assert {g.key for _ in range(20) for g in buffer.sample(1, 4, rng)} == {
+    assert {r.group.key for _ in range(20) for r in buffer.sample(1, 4, rng)} == {
         "v3"
     }  # not the current version's own
 
@@ -186,7 +200,7 @@ def test_priority_and_recency_decide_what_is_replayed() -> None:
     buffer.add(_group("old", 0, 0.5))
     buffer.add(_group("new", 3, 0.5))
     rng = np.random.default_rng(0)
-    drawn = [buffer.sample(1, 4, rng)[0].key for _ in range(300)]
+    drawn = [buffer.sample(1, 4, rng)[0].group.key for _ in range(300)]
     assert drawn.count("new") > drawn.count("old") > drawn.count("dull")
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from models.objective import grpo_objective
+from models.objective import Clip, grpo_objective, value_loss
 
 
 def _terms(current, behaviour, old, reference, advantages, **settings):  # type: ignore[no-untyped-def]
-    defaults = {"clip_epsilon": 0.2, "kl_beta": 0.0, "is_cap": 2.0}
+    defaults = {"clip": Clip(0.2, 0.2), "kl_beta": 0.0, "is_cap": 2.0}
     return grpo_objective(current, behaviour, old, reference, advantages, **{**defaults, **settings})
 
 
@@ -61,3 +61,56 @@ def test_clipping_stops_the_gradient_on_the_side_of_the_advantage_only() -> None
     assert gradient[0] == 0
     assert gradient[1] > 1
     assert terms.clipped == 1
+
+
+def test_a_dual_clip_bounds_what_one_bad_token_can_do() -> None:
+    """arXiv 1912.09729: with A < 0 the clipped objective has no bound as the ratio grows."""
+    old = torch.zeros(2) - 3.0
+    current = (old + 2.0).requires_grad_()  # ratio 7.4
+    plain = _terms(current, old, old, old, torch.tensor([-1.0, 1.0]))
+    bounded = _terms(current, old, old, old, torch.tensor([-1.0, 1.0]), clip=Clip(0.2, 0.2, dual=3.0))
+    assert plain.policy > 5
+    assert abs(bounded.policy - (3.0 - 1.2)) < 1e-5
+    gradient = torch.autograd.grad(bounded.loss, current)[0]
+    assert gradient.tolist() == [0.0, 0.0]
+
+
+def test_a_higher_upper_bound_lets_rare_good_tokens_grow() -> None:
+    """DAPO's clip-higher: only the side of positive advantages changes."""
+    old = torch.zeros(2) - 1.0
+    current = old + torch.tensor([0.25, -0.25])  # ratios 1.28 and 0.78
+    advantages = torch.tensor([1.0, -1.0])
+    symmetric = _terms(current, old, old, old, advantages, clip=Clip(0.2, 0.2))
+    higher = _terms(current, old, old, old, advantages, clip=Clip(0.2, 0.3))
+    assert symmetric.clipped == 2
+    assert higher.clipped == 1
+
+
+def test_kl_weights_act_on_the_loss_and_not_on_the_reported_kl() -> None:
+    current, reference = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])
+    zero = torch.zeros(2)
+    plain = _terms(current, current, current, reference, zero, kl_beta=1.0)
+    weighted = _terms(
+        current, current, current, reference, zero, kl_beta=1.0, kl_weights=torch.tensor([1.0, 3.0])
+    )
+    assert plain.kl == weighted.kl
+    torch.testing.assert_close(weighted.loss - plain.loss, torch.tensor(2 * 0.5))
+
+
+def test_value_clip_holds_the_critic_back() -> None:
+    returns, old = torch.tensor([1.0]), torch.tensor([0.0])
+    values = torch.tensor([0.9], requires_grad=True)
+    loss = value_loss(values, old, returns, value_clip=0.2)
+    torch.testing.assert_close(loss, torch.tensor(0.5 * 0.8**2))
+    assert torch.autograd.grad(loss, values)[0].tolist() == [0.0]
+
+
+def test_a_dead_sample_adds_nothing() -> None:
+    """miles#2796: four tokens and one masked sample scaled gradients by 4/5."""
+    current = torch.tensor([-1.0, -2.0], requires_grad=True)
+    same, advantages = current.detach(), torch.tensor([1.0, 2.0])
+    alone = torch.autograd.grad(_terms(current, same, same, same, advantages).loss, current)[0]
+    empty = _terms(*[torch.zeros(0)] * 5)
+    assert float(empty.loss) == 0.0
+    joined = _terms(current, same, same, same, advantages).loss + empty.loss
+    torch.testing.assert_close(torch.autograd.grad(joined, current)[0], alone)

@@ -1,0 +1,181 @@
+"""One GRPO run under changed settings, measured as it goes: the unit that the learning benchmarks compare.
+
+Every arm starts from the SFT policy of the pipeline (`dvc repro sft` makes it) and asks fresh training maps;
+success is greedy, on validation maps that no training uses. A finished run is a file and is not made again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.params import PROJECT_ROOT, Params, load_params, override
+
+if TYPE_CHECKING:
+    from environments.base import Prompt
+    from models.grpo import GRPOParts
+
+RESULTS = PROJECT_ROOT / "outputs" / "benchmarks"
+MODULE = "benchmarks.arms"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Settings to compare: `changes` are dotted parameters over params.yaml."""
+
+    name: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long an arm runs and how it is measured."""
+
+    steps: int
+    eval_every: int
+    items: int  # validation questions, spread over the sizes
+    sizes: tuple[int, ...]
+    stop_at: float | None = None  # end when validation success reaches this
+
+
+def run_arms(
+    benchmark: str, arms: Sequence[Arm], seeds: Sequence[int], budget: Budget, workers: int
+) -> dict[str, list[dict[str, Any]]]:
+    """The results of every arm and seed, run `workers` at a time in processes of their own, one CPU thread each."""
+    folder = RESULTS / benchmark
+    folder.mkdir(parents=True, exist_ok=True)
+    # seeds outside, arms inside: an interrupted benchmark has compared all arms on the seeds it has
+    jobs = [(arm, seed, folder / f"{arm.name}-{seed}.json") for seed in seeds for arm in arms]
+
+    def work(job: tuple[Arm, int, Path]) -> None:
+        arm, seed, file = job
+        if file.is_file():
+            return
+        request = {
+            "changes": dict(arm.changes),
+            "seed": seed,
+            "budget": {**vars(budget), "sizes": list(budget.sizes)},
+            "file": str(file),
+        }
+        began = time.monotonic()
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", MODULE]
+        done = subprocess.run(
+            command, input=json.dumps(request), text=True, env=env, capture_output=True, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"{arm.name}, seed {seed}: {done.stderr.strip()[-800:]}")
+        print(f"{benchmark}: {arm.name}, seed {seed}: {time.monotonic() - began:.0f} s", flush=True)
+
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(work, jobs))
+    return {
+        arm.name: [json.loads((folder / f"{arm.name}-{seed}.json").read_text()) for seed in seeds]
+        for arm in arms
+    }
+
+
+def run_arm(params: Params, budget: Budget) -> dict[str, Any]:
+    """Train for the budget; the curve has a point per evaluation, the first before any update.
+
+    `start` and `end` are the success of the SFT policy and of the policy that the run would export, on maps that
+    took no part in choosing it.
+    """
+    import tempfile
+
+    import torch
+
+    from models.checkpoint import Checkpoints
+    from models.grpo import grpo_step
+    from tasks.grpo import build_parts, guard, restore
+    from tools.cache import ToolResultCache
+
+    torch.set_num_threads(1)
+    cache = ToolResultCache(params.rollout.cached_results)
+    parts, state = build_parts(params, cache)
+    questions, unseen = validation_maps(budget, "curve"), validation_maps(budget, "end")
+    curve: list[dict[str, Any]] = []
+    rollouts, tokens, notes = 0, 0, []
+    began = time.monotonic()
+
+    def measure(metrics: dict[str, float]) -> float:
+        success, calls = success_on(parts, questions)
+        metrics["grpo/validation_success"] = success
+        point = {"step": state.step, "fresh_rollouts": rollouts, "fresh_tokens": tokens}
+        point |= {"seconds": time.monotonic() - began, "success": success, "calls": calls}
+        curve.append(point | {k: metrics.get(f"grpo/{k}") for k in ("zero_variance_share", "kl", "solved")})
+        return success
+
+    with tempfile.TemporaryDirectory() as folder:
+        best = Checkpoints(Path(folder))
+        start, _ = success_on(parts, unseen)
+        metrics: dict[str, float] = {}
+        measure(metrics)
+        guard(parts, state, metrics, best)
+        reached = False
+        while state.step < budget.steps and not reached:
+            metrics, fresh = grpo_step(parts, state, params.grpo, params.reward, params.seed)
+            rollouts += len(fresh)
+            tokens += sum(t.sampled_tokens for t in fresh)
+            if state.step % budget.eval_every == 0:
+                success = measure(metrics)
+                reached = budget.stop_at is not None and success >= budget.stop_at
+            notes += filter(None, [guard(parts, state, metrics, best)])
+        if params.grpo.guards.rollback:
+            restore(parts, state, best)
+        end, calls = success_on(parts, unseen)
+    result = {"curve": curve, "start": start, "end": end, "end_calls": calls, "rollbacks": notes}
+    return result | {"tool_calls": cache.stats()}
+
+
+def validation_maps(budget: Budget, name: str) -> list[Prompt]:
+    """Navigation without ASTAR on maps of the validation split."""
+    from environments.vsp.maps import Split
+    from environments.vsp.prompts import BASE_TOOLS, VSP, Task
+
+    environment, rng = VSP(), random.Random(f"benchmark {name}")
+    return [
+        environment.sample(
+            rng,
+            Task.NAVIGATION,
+            budget.sizes[index % len(budget.sizes)],
+            f"{name}-{index}",
+            split=Split.VALIDATION,
+            tools=BASE_TOOLS,
+        )
+        for index in range(budget.items)
+    ]
+
+
+def success_on(parts: GRPOParts, questions: list[Prompt]) -> tuple[float, float]:
+    """Greedy success and calls per episode."""
+    from models.rollout import RolloutRequest
+
+    episodes = parts.rollouts.sample([RolloutRequest(p, 0, 0) for p in questions], 0.0)
+    won = [t.response is not None and parts.environment.grade(t.prompt, t.response) for t in episodes]
+    return sum(won) / len(won), sum(t.calls for t in episodes) / len(episodes)
+
+
+def main() -> None:
+    """Run the arm that stands on standard input; `run_arms` starts it."""
+    request = json.loads(sys.stdin.read())
+    budget = Budget(**{**request["budget"], "sizes": tuple(request["budget"]["sizes"])})
+    changes = {"seed": request["seed"], "grpo.steps": budget.steps, **request["changes"]}
+    result = run_arm(override(load_params(), changes), budget)
+    file = Path(request["file"])
+    draft = file.with_suffix(".tmp")
+    draft.write_text(json.dumps({"changes": changes, "budget": request["budget"], **result}, indent=1))
+    draft.replace(file)
+
+
+if __name__ == "__main__":
+    main()
