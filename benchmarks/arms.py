@@ -7,11 +7,14 @@ success is greedy, on validation maps that no training uses. A finished run is a
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
+import re
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -22,6 +25,7 @@ from tasks.params import PROJECT_ROOT, Params, load_params, override
 
 if TYPE_CHECKING:
     from environments.base import Prompt
+    from environments.vsp.maps import GridMap
     from models.grpo import GRPOParts
 
 RESULTS = PROJECT_ROOT / "outputs" / "benchmarks"
@@ -54,7 +58,7 @@ def run_arms(
     folder = RESULTS / benchmark
     folder.mkdir(parents=True, exist_ok=True)
     # seeds outside, arms inside: an interrupted benchmark has compared all arms on the seeds it has
-    jobs = [(arm, seed, folder / f"{arm.name}-{seed}.json") for seed in seeds for arm in arms]
+    jobs = [(arm, seed, folder / file_name(arm, seed)) for seed in seeds for arm in arms]
 
     def work(job: tuple[Arm, int, Path]) -> None:
         arm, seed, file = job
@@ -79,9 +83,13 @@ def run_arms(
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(work, jobs))
     return {
-        arm.name: [json.loads((folder / f"{arm.name}-{seed}.json").read_text()) for seed in seeds]
-        for arm in arms
+        arm.name: [json.loads((folder / file_name(arm, seed)).read_text()) for seed in seeds] for arm in arms
     }
+
+
+def file_name(arm: Arm, seed: int) -> str:
+    """Of an arm's result with one seed."""
+    return re.sub(r"[^\w.]+", "-", f"{arm.name} {seed}") + ".json"
 
 
 def run_arm(params: Params, budget: Budget) -> dict[str, Any]:
@@ -104,14 +112,16 @@ def run_arm(params: Params, budget: Budget) -> dict[str, Any]:
     parts, state = build_parts(params, cache)
     questions, unseen = validation_maps(budget, "curve"), validation_maps(budget, "end")
     curve: list[dict[str, Any]] = []
-    rollouts, tokens, notes = 0, 0, []
+    rollouts, tokens = 0, 0
+    notes: list[str] = []
     began = time.monotonic()
 
     def measure(metrics: dict[str, float]) -> float:
         success, calls = success_on(parts, questions)
         metrics["grpo/validation_success"] = success
-        point = {"step": state.step, "fresh_rollouts": rollouts, "fresh_tokens": tokens}
+        point: dict[str, Any] = {"step": state.step, "fresh_rollouts": rollouts, "fresh_tokens": tokens}
         point |= {"seconds": time.monotonic() - began, "success": success, "calls": calls}
+        logging.getLogger(MODULE).warning("%s", point)
         curve.append(point | {k: metrics.get(f"grpo/{k}") for k in ("zero_variance_share", "kl", "solved")})
         return success
 
@@ -133,7 +143,9 @@ def run_arm(params: Params, budget: Budget) -> dict[str, Any]:
         if params.grpo.guards.rollback:
             restore(parts, state, best)
         end, calls = success_on(parts, unseen)
+        bends = success_by_bends(parts, unseen)
     result = {"curve": curve, "start": start, "end": end, "end_calls": calls, "rollbacks": notes}
+    result["end_by_bends"] = bends
     return result | {"tool_calls": cache.stats()}
 
 
@@ -163,6 +175,39 @@ def success_on(parts: GRPOParts, questions: list[Prompt]) -> tuple[float, float]
     episodes = parts.rollouts.sample([RolloutRequest(p, 0, 0) for p in questions], 0.0)
     won = [t.response is not None and parts.environment.grade(t.prompt, t.response) for t in episodes]
     return sum(won) / len(won), sum(t.calls for t in episodes) / len(episodes)
+
+
+def success_by_bends(parts: GRPOParts, questions: list[Prompt]) -> dict[str, list[int]]:
+    """Solved and asked, by the fewest bends of any safe path: how far a policy is that only draws simple paths."""
+    from environments.vsp.prompts import map_of
+    from models.rollout import RolloutRequest
+
+    counts: dict[str, list[int]] = {}
+    for episode in parts.rollouts.sample([RolloutRequest(p, 0, 0) for p in questions], 0.0):
+        won = episode.response is not None and parts.environment.grade(episode.prompt, episode.response)
+        entry = counts.setdefault(str(fewest_bends(map_of(episode.prompt))), [0, 0])
+        entry[0] += won
+        entry[1] += 1
+    return dict(sorted(counts.items()))
+
+
+def fewest_bends(grid: GridMap) -> int:
+    """Of any safe path from the start to the goal: breadth-first over (cell, direction), straight on is free."""
+    best = {(grid.start, move): 0 for move in "LRUD"}
+    queue = deque((0, grid.start, move) for move in "LRUD")
+    while queue:
+        bends, cell, move = queue.popleft()
+        if cell == grid.goal:
+            return bends
+        if bends > best[cell, move]:
+            continue
+        for turn in "LRUD":
+            following, count = grid.step(cell, turn), bends + (turn != move)
+            if following in grid.hole_set or count >= best.get((following, turn), count + 1):
+                continue
+            best[following, turn] = count
+            (queue.appendleft if turn == move else queue.append)((count, following, turn))
+    raise ValueError("the map has no safe path")
 
 
 def main() -> None:

@@ -59,6 +59,35 @@ def dynamic_advantages(
     return centred / np.maximum(scale, std_floor), informative
 
 
+def turn_advantages(
+    rewards: Sequence[float],
+    groups: Sequence[Hashable],
+    potentials: Sequence[Sequence[float]],
+    std_floor: float,
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Advantages of each trajectory's turns, each (turns,), and the mask of groups with spread.
+
+    A turn is compared with the turns of its group that were taken in a like situation: after as many setbacks, a
+    setback being a turn that did not raise the potential. A = (r − mean reward of those trajectories) / σ_group.
+    Compared with the whole group, a second try would look bad only because bad luck made it necessary, and a policy
+    so trained gives up its second tries (anchor states: GiGPO, arXiv 2505.10978).
+    """
+    values = np.asarray(rewards, dtype=np.float64)
+    _, spreads, informative = _centred(rewards, groups)
+    situations: dict[tuple[Hashable, int], list[int]] = {}
+    setbacks = [_setbacks_before(own) for own in potentials]
+    for index, (key, own) in enumerate(zip(groups, setbacks, strict=True)):
+        for count in sorted(set(own.tolist())):
+            situations.setdefault((key, count), []).append(index)
+    baselines = {situation: float(values[members].mean()) for situation, members in situations.items()}
+    advantages = []
+    for index, (key, own) in enumerate(zip(groups, setbacks, strict=True)):
+        baseline = np.array([baselines[key, count] for count in own.tolist()])
+        scale = max(float(spreads[index]), std_floor)
+        advantages.append((values[index] - baseline) / scale if informative[index] else np.zeros(len(own)))
+    return advantages, informative
+
+
 def gae(rewards: np.ndarray, values: np.ndarray, gamma: float, lam: float) -> tuple[np.ndarray, np.ndarray]:
     """Generalised advantage estimates and returns of one episode (Schulman et al. 2016, eq. 16), both (T,).
 
@@ -82,6 +111,16 @@ def whiten(pieces: Sequence[np.ndarray], std_floor: float) -> list[np.ndarray]:
     mean = everything.mean()
     std = max(float(np.sqrt(np.mean((everything - mean) ** 2))), std_floor)
     return [(piece - mean) / std for piece in pieces]
+
+
+def _setbacks_before(potentials: Sequence[float]) -> np.ndarray:
+    """How many turns before each one left the potential no higher than it had been at its best, int (turns,)."""
+    counts, best, setbacks = [], 0.0, 0
+    for value in potentials:
+        counts.append(setbacks)
+        setbacks += value <= best
+        best = max(best, value)
+    return np.array(counts, dtype=np.int64)
 
 
 def _centred(

@@ -218,7 +218,7 @@ class GRPOConfig(Settings):
 
     steps: int = Field(..., ge=1)
     prompts_per_step: int = Field(12, ge=1)
-    advantage: Literal["group", "global", "dynamic", "gae"] = Field(
+    advantage: Literal["group", "global", "dynamic", "turn", "gae"] = Field(
         "group", description="what a reward is compared with; see models.advantages"
     )
     group_size: Schedule = Field(Schedule(start=5, end=32), description="N, trajectories per prompt")

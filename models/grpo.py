@@ -17,7 +17,7 @@ import numpy as np
 
 from environments.base import Environment, Prompt
 from models.adaptive_weights import BONUSES, AdaptiveWeights
-from models.advantages import dynamic_advantages, global_advantages, group_advantages
+from models.advantages import dynamic_advantages, global_advantages, group_advantages, turn_advantages
 from models.config import GRPOConfig, RewardConfig
 from models.curriculum import Curriculum
 from models.guards import DivergenceGuard, PolicyPool
@@ -28,7 +28,14 @@ from models.rewards import components, total, turn_rewards
 from models.rollout import RolloutEngine, RolloutRequest
 from models.step_metrics import replay_metrics, rollout_metrics
 from models.trajectory import Trajectory, joined_from
-from models.update import Example, Knobs, critic_examples, update
+from models.update import (
+    Example,
+    Knobs,
+    critic_examples,
+    per_token_of_turns,
+    reference_logprobs,
+    update,
+)
 
 MAIN = RewardConfig()  # the reward without bonuses and costs
 ESTIMATORS = {"group": group_advantages, "global": global_advantages, "dynamic": dynamic_advantages}
@@ -97,6 +104,8 @@ def grpo_step(
     # 2. score: components stay with the trajectory, the sum is made late
     fresh = [score(trajectory, parts.environment) for trajectory in sampled]
     fresh_groups = group(fresh, state.version, weights)
+    if config.guards.policy_pool == 1:
+        fresh_groups = [with_reference(each, parts.reference, config) for each in fresh_groups]
 
     # 3. cache the rollouts, 4. mix fresh groups with replayed ones and with old solutions of what failed
     stale = replay.drop_stale(state.version)
@@ -197,6 +206,20 @@ def group(trajectories: list[Trajectory], version: int, reward: RewardConfig) ->
     ]
 
 
+def with_reference(fresh: ReplayGroup, reference: Policy, config: GRPOConfig) -> ReplayGroup:
+    """The group with the reference's log-probs, so that replaying it asks the reference no second time.
+
+    Only for groups with spread, the others are not trained on, and only while the reference stays the same.
+    """
+    if fresh.priority <= 0:
+        return fresh
+    logprobs = reference_logprobs(
+        reference, fresh.trajectories, config.temperature, config.micro_batch_tokens
+    )
+    known = [replace(t, reference=own.numpy()) for t, own in zip(fresh.trajectories, logprobs, strict=True)]
+    return ReplayGroup(fresh.key, known, fresh.priority)
+
+
 def with_success(fresh: ReplayGroup, replay: ReplayBuffer) -> list[Trajectory]:
     """The group, its last failure replaced by an earlier solution if no fresh trajectory solved the prompt.
 
@@ -231,8 +254,11 @@ def advantages(
         ]
         return critic_examples(policy, trajectories, shaped, config), keys, informative
     rows = np.flatnonzero(spread)
+    if config.advantage == "turn":
+        turns, _ = turn_advantages(rewards, keys, [t.potentials for t in trajectories], config.std_floor)
+        values = [per_token_of_turns(t, own) for t, own in zip(trajectories, turns, strict=True)]
     return (
-        [Example(trajectories[i], float(values[i] * weights[i])) for i in rows],
+        [Example(trajectories[i], values[i] * weights[i]) for i in rows],
         [keys[i] for i in rows],
         informative,
     )

@@ -17,7 +17,9 @@ from models.config import ReplayConfig
 from models.trajectory import Trajectory
 from tools.base import Picture
 
-OBJECT_BYTES = 2500  # of a stored trajectory beside its arrays: objects, components
+OBJECT_BYTES = (
+    3000  # of a stored trajectory beside its arrays: objects, components, the reference's log-probs
+)
 
 
 class ReplayGroup:

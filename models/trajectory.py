@@ -63,6 +63,7 @@ class Trajectory:
     seconds: float
     components: dict[str, float] = field(default_factory=dict)
     potentials: tuple[float, ...] = ()  # of the state after each of the agent's turns
+    reference: np.ndarray | None = None  # float32 (agent tokens,), log-probs of the SFT policy, once known
     joined_from: int = NEVER  # first token of the first turn that has seen results of two tools
 
     @property

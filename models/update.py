@@ -61,7 +61,7 @@ def update(
     # with a single optimizer step the policy before it is the one in the forward pass
     single = config.passes == 1 and min(config.minibatches, len(sequences)) == 1
     old = [] if single else token_logprobs(policy, sequences, temperature, size)
-    frozen = token_logprobs(reference, sequences, temperature, size)
+    frozen = reference_logprobs(reference, [e.trajectory for e in examples], temperature, size)
     behaviour = [torch.from_numpy(e.trajectory.logprobs[1:][e.trajectory.mask[1:]]) for e in examples]
     counts = [len(piece) for piece in behaviour]
     set_learning_rate(engine, knobs.lr, config.critic.lr)
@@ -125,6 +125,17 @@ def update(
     }, gaps
 
 
+def reference_logprobs(
+    reference: Policy, trajectories: list[Trajectory], temperature: float, size: int
+) -> list[Tensor]:
+    """The reference's log-probs of agent tokens; a trajectory that holds them is not asked for again."""
+    known = {i: torch.from_numpy(t.reference) for i, t in enumerate(trajectories) if t.reference is not None}
+    missing = [i for i in range(len(trajectories)) if i not in known]
+    sequences = [Sequence(t.ids, t.mask, t.pictures) for t in (trajectories[i] for i in missing)]
+    known |= zip(missing, token_logprobs(reference, sequences, temperature, size), strict=True)
+    return [known[i] for i in range(len(trajectories))]
+
+
 def per_token(advantages: list[float | np.ndarray], counts: list[int]) -> Tensor:
     """Advantages of all agent tokens in order, float32 (sum of counts,)."""
     return torch.from_numpy(
@@ -132,6 +143,11 @@ def per_token(advantages: list[float | np.ndarray], counts: list[int]) -> Tensor
             np.float32
         )
     )
+
+
+def per_token_of_turns(trajectory: Trajectory, turns: np.ndarray) -> np.ndarray:
+    """A number per turn, repeated for each of the turn's tokens: (agent tokens,)."""
+    return np.repeat(turns, trajectory.turn_ends - trajectory.turn_starts + 1)
 
 
 def kl_weights(trajectories: list[Trajectory], extra: float, device: torch.device) -> Tensor | None:
@@ -164,12 +180,11 @@ def critic_examples(
     values = token_values(policy, sequences, config.micro_batch_tokens)
     pairs = []
     for trajectory, paid, own in zip(trajectories, rewards, values, strict=True):
-        ends = np.searchsorted(np.flatnonzero(trajectory.mask), trajectory.turn_ends)
-        starts = np.concatenate([[0], ends[:-1] + 1])
+        lengths = trajectory.turn_ends - trajectory.turn_starts + 1
+        starts = np.cumsum(lengths) - lengths
         turn_advantages, _ = gae(
             np.asarray(paid), own.numpy()[starts], config.critic.gamma, config.critic.lam
         )
-        lengths = ends - starts + 1
         advantages = np.repeat(turn_advantages, lengths)
         pairs.append((advantages, advantages + np.repeat(own.numpy()[starts], lengths), own.numpy()))
     whitened = whiten([advantages for advantages, _, _ in pairs], config.std_floor)

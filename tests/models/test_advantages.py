@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.advantages import dynamic_advantages, gae, global_advantages, group_advantages, whiten
+from models.advantages import (
+    dynamic_advantages,
+    gae,
+    global_advantages,
+    group_advantages,
+    turn_advantages,
+    whiten,
+)
 
 
 def test_nearly_equal_rewards_do_not_explode() -> None:
@@ -107,3 +114,23 @@ def test_whitening_is_over_all_pieces_together() -> None:
     assert abs(np.concatenate(white).mean()) < 1e-12
     assert abs(np.concatenate(white).std() - 1) < 1e-12
     assert whiten([np.array([0.3]), np.array([0.3])], 0.05)[0].tolist() == [0.0]
+
+
+def test_a_second_try_is_compared_with_second_tries() -> None:
+    """Whole-episode advantages punish trying again: bad luck, not the second try, lowers its reward."""
+    lucky, lucky_too = [0.25, 0.5, 1.0, 1.0], [0.25, 0.5, 1.0, 1.0]
+    recovered, failed = [0.25, 0.5, 0.5, 1.0, 1.0], [0.25, 0.5, 0.5, 0.5]
+    rewards, keys = [1.0, 1.0, 0.9, 0.0], ["p"] * 4
+    turns, informative = turn_advantages(rewards, keys, [lucky, lucky_too, recovered, failed], 0.05)
+    assert informative.all()
+    assert turns[2][3] > 0  # the successful second try, against the failed one
+    assert turns[3][3] < 0
+    whole, _ = group_advantages(rewards, keys, 0.05)
+    assert turns[2][3] > whole[2]
+    np.testing.assert_allclose(turns[0][:3], whole[0])  # with no setback so far, the group is the measure
+
+
+def test_turns_of_a_group_without_spread_have_no_advantage() -> None:
+    turns, informative = turn_advantages([1.0, 1.0], ["p", "p"], [[0.5, 1.0], [0.0, 0.0, 1.0]], 0.05)
+    assert not informative.any()
+    assert all(not own.any() for own in turns)

@@ -137,6 +137,20 @@ def test_padding_and_micro_batches_change_no_update() -> None:
     torch.testing.assert_close(results[2], results[0], atol=3e-5, rtol=0)
 
 
+def test_rows_without_a_trained_token_change_no_update() -> None:
+    """trl#6439, miles#2796: a masked row in the denominator, or in the numerator, scales every gradient."""
+    results = []
+    for padding_rows in (0, 3):
+        policy = small_policy(agent=AGENT)
+        trajectories = _sampled(policy, 4)
+        examples = [Example(t, a) for t, a in zip(trajectories, (1.0, -1.0, 0.5, -0.5), strict=True)]
+        empty = replace(trajectories[0], mask=np.zeros_like(trajectories[0].mask))
+        examples += [Example(empty, 1.0)] * padding_rows
+        _update(_parts(policy), examples, CONFIG)
+        results.append(_weights(policy))
+    torch.testing.assert_close(results[1], results[0], atol=3e-5, rtol=0)
+
+
 def test_a_first_update_on_fresh_rollouts_clips_nothing_and_has_no_kl() -> None:
     policy = small_policy(agent=AGENT)
     trajectories = _sampled(policy)

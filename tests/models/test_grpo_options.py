@@ -21,12 +21,12 @@ from models.config import (
     RewardConfig,
     Schedule,
 )
-from models.grpo import GRPOParts, GRPOState, explored_prompts, grpo_step, with_success
+from models.grpo import GRPOParts, GRPOState, explored_prompts, grpo_step, with_reference, with_success
 from models.policy import Policy, Sequence, token_logprobs
 from models.replay import ReplayBuffer, ReplayGroup
 from models.training_engine import start_engine
 from models.trajectory import Trajectory
-from models.update import Example, Knobs, kl_weights, per_token, update
+from models.update import Example, Knobs, kl_weights, per_token, reference_logprobs, update
 from tasks.grpo import guard, restore
 from tests.models.policies import engine_for, small_policy
 from tests.models.test_grpo import AGENT, CONFIG, _parts, _sampled, _weights, _with_reward
@@ -228,3 +228,18 @@ def test_integrating_turns_carry_more_kl() -> None:
     assert weights.tolist() == [1.0, 1.0, 1.5, 1.5]
     assert kl_weights([trajectory], 0.0, torch.device("cpu")) is None
     assert per_token([1.0, np.array([2.0, 3.0])], [2, 2]).tolist() == [1.0, 1.0, 2.0, 3.0]
+
+
+def test_remembered_reference_logprobs_change_nothing() -> None:
+    policy, reference = small_policy(agent=AGENT), small_policy(seed=1, agent=AGENT)
+    trajectories = [replace(t, components={"accuracy": 0.0}) for t in _sampled(policy, 4)]
+    fresh = ReplayGroup("a", trajectories, 0.5)
+    known = with_reference(fresh, reference, CONFIG).trajectories
+    again = reference_logprobs(reference, trajectories, CONFIG.temperature, CONFIG.micro_batch_tokens)
+    kept = reference_logprobs(policy, known, CONFIG.temperature, CONFIG.micro_batch_tokens)
+    for old, new in zip(again, kept, strict=True):
+        assert torch.equal(old, new)
+    assert (
+        with_reference(ReplayGroup("b", trajectories, 0.0), reference, CONFIG).trajectories[0].reference
+        is None
+    )
