@@ -1,7 +1,8 @@
 """One GRPO run under changed settings, measured as it goes: the unit that the learning benchmarks compare.
 
-Every arm starts from the SFT policy of the pipeline (`dvc repro sft` makes it) and asks fresh training maps;
-success is greedy, on validation maps that no training uses. A finished run is a file and is not made again.
+An arm starts from the SFT policy of the pipeline (`dvc repro sft` makes it), or from one that was cut short
+(`python -m benchmarks.weak_start`), and asks fresh training maps; success is greedy, on validation maps that no
+training uses. A finished run is a file and is not made again.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Budget:
     items: int  # validation questions, spread over the sizes
     sizes: tuple[int, ...]
     stop_at: float | None = None  # end when validation success reaches this
+    weak_start: bool = False  # from benchmarks.weak_start, not from the pipeline's SFT policy
 
 
 def run_arms(
@@ -109,7 +111,7 @@ def run_arm(params: Params, budget: Budget) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     cache = ToolResultCache(params.rollout.cached_results)
-    parts, state = build_parts(params, cache)
+    parts, state = build_parts(params, cache, RESULTS / "weak_start" if budget.weak_start else None)
     questions, unseen = validation_maps(budget, "curve"), validation_maps(budget, "end")
     curve: list[dict[str, Any]] = []
     rollouts, tokens = 0, 0
@@ -117,17 +119,17 @@ def run_arm(params: Params, budget: Budget) -> dict[str, Any]:
     began = time.monotonic()
 
     def measure(metrics: dict[str, float]) -> float:
-        success, calls = success_on(parts, questions)
-        metrics["grpo/validation_success"] = success
+        seen = measure_on(parts, questions)
+        metrics["grpo/validation_success"] = seen.success
         point: dict[str, Any] = {"step": state.step, "fresh_rollouts": rollouts, "fresh_tokens": tokens}
-        point |= {"seconds": time.monotonic() - began, "success": success, "calls": calls}
+        point |= {"seconds": time.monotonic() - began, "success": seen.success, "calls": seen.calls}
         logging.getLogger(MODULE).warning("%s", point)
         curve.append(point | {k: metrics.get(f"grpo/{k}") for k in ("zero_variance_share", "kl", "solved")})
-        return success
+        return seen.success
 
     with tempfile.TemporaryDirectory() as folder:
         best = Checkpoints(Path(folder))
-        start, _ = success_on(parts, unseen)
+        start = measure_on(parts, unseen)
         metrics: dict[str, float] = {}
         measure(metrics)
         guard(parts, state, metrics, best)
@@ -142,10 +144,8 @@ def run_arm(params: Params, budget: Budget) -> dict[str, Any]:
             notes += filter(None, [guard(parts, state, metrics, best)])
         if params.grpo.guards.rollback:
             restore(parts, state, best)
-        end, calls = success_on(parts, unseen)
-        bends = success_by_bends(parts, unseen)
-    result = {"curve": curve, "start": start, "end": end, "end_calls": calls, "rollbacks": notes}
-    result["end_by_bends"] = bends
+        end = measure_on(parts, unseen)
+    result = {"curve": curve, "start": vars(start), "end": vars(end), "rollbacks": notes}
     return result | {"tool_calls": cache.stats()}
 
 
@@ -168,27 +168,30 @@ def validation_maps(budget: Budget, name: str) -> list[Prompt]:
     ]
 
 
-def success_on(parts: GRPOParts, questions: list[Prompt]) -> tuple[float, float]:
-    """Greedy success and calls per episode."""
-    from models.rollout import RolloutRequest
+@dataclass(frozen=True)
+class Measured:
+    """Greedy success, calls per episode, and solved and asked by the fewest bends of any safe path."""
 
-    episodes = parts.rollouts.sample([RolloutRequest(p, 0, 0) for p in questions], 0.0)
-    won = [t.response is not None and parts.environment.grade(t.prompt, t.response) for t in episodes]
-    return sum(won) / len(won), sum(t.calls for t in episodes) / len(episodes)
+    success: float
+    calls: float
+    by_bends: dict[str, list[int]]
 
 
-def success_by_bends(parts: GRPOParts, questions: list[Prompt]) -> dict[str, list[int]]:
-    """Solved and asked, by the fewest bends of any safe path: how far a policy is that only draws simple paths."""
+def measure_on(parts: GRPOParts, questions: list[Prompt]) -> Measured:
+    """Ask every question once. The bends tell how far a policy is that only draws simple paths."""
     from environments.vsp.prompts import map_of
     from models.rollout import RolloutRequest
 
+    episodes = parts.rollouts.sample([RolloutRequest(p, 0, 0) for p in questions], 0.0)
     counts: dict[str, list[int]] = {}
-    for episode in parts.rollouts.sample([RolloutRequest(p, 0, 0) for p in questions], 0.0):
+    for episode in episodes:
         won = episode.response is not None and parts.environment.grade(episode.prompt, episode.response)
         entry = counts.setdefault(str(fewest_bends(map_of(episode.prompt))), [0, 0])
         entry[0] += won
         entry[1] += 1
-    return dict(sorted(counts.items()))
+    solved = sum(won for won, _ in counts.values())
+    calls = sum(t.calls for t in episodes) / len(episodes)
+    return Measured(solved / len(episodes), calls, dict(sorted(counts.items())))
 
 
 def fewest_bends(grid: GridMap) -> int:

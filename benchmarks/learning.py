@@ -1,7 +1,8 @@
 """What the parts of the GRPO loop are worth, measured: replay, guards, reward weights, and the gain over SFT.
 
-Each benchmark compares arms (settings over params.yaml) on several seeds, all from the pipeline's SFT policy, on
-navigation without ASTAR. Results are files under outputs/benchmarks: an interrupted benchmark goes on.
+Each benchmark compares arms (settings over params.yaml) on several seeds, on navigation without ASTAR: `gain` from
+the pipeline's SFT policy, the others from one that was cut short, which has more to gain and more to lose. Results
+are files under outputs/benchmarks: an interrupted benchmark goes on.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from typing import Any
 
 from benchmarks.arms import RESULTS, Arm, Budget, run_arms
 
-SIZES = (4, 6, 8)
+SIZES, SMALL = (4, 6, 8), (4, 6)
 ONLY_WITHOUT_ASTAR = {"grpo.navigation_share": 1.0, "grpo.astar_share": 0.0}
+SMALL_MAPS = {**ONLY_WITHOUT_ASTAR, "grpo.sizes": list(SMALL)}
 NO_REPLAY = {"grpo.replay.replayed_groups": 0, "grpo.replay.revisit_share": 0.0}
 # The probe that fell from 35 % to 18 % in 40 steps: a cost per call, two passes, nothing that holds it back.
 GUARDS_OFF = {
-    **ONLY_WITHOUT_ASTAR,
+    **SMALL_MAPS,
     **NO_REPLAY,
     "grpo.prompts_per_step": 12,
     "grpo.group_size.start": 8,
@@ -37,13 +39,13 @@ GUARDS_OFF = {
     "reward.cost_on_failures": True,
 }
 GUARDS_ON = {
-    **ONLY_WITHOUT_ASTAR,
+    **SMALL_MAPS,
     "grpo.prompts_per_step": 12,
     "grpo.group_size.start": 8,
     "grpo.group_size.end": 8,
     "reward.step_cost": 0.02,
 }
-FEW = {**ONLY_WITHOUT_ASTAR, "grpo.prompts_per_step": 4}
+FEW = {**SMALL_MAPS, "grpo.prompts_per_step": 4}
 REPLAY = {**FEW, "grpo.replay.replayed_groups": 12}
 
 
@@ -105,7 +107,7 @@ def stability_table(results: Mapping[str, Sequence[dict[str, Any]]]) -> list[str
     ]
     for name, runs in results.items():
         stable = [
-            run["end"] > run["start"]
+            run["end"]["success"] > run["start"]["success"]
             and min(p["success"] for p in run["curve"]) >= run["curve"][0]["success"] - 0.1
             for run in runs
         ]
@@ -113,8 +115,11 @@ def stability_table(results: Mapping[str, Sequence[dict[str, Any]]]) -> list[str
         assert share.value is not None
         assert share.interval is not None
         low, high = share.interval
-        calls = sum(run["end_calls"] for run in runs) / len(runs)
-        start, end = interval([r["start"] for r in runs]), interval([r["end"] for r in runs])
+        calls = sum(run["end"]["calls"] for run in runs) / len(runs)
+        start, end = (
+            interval([r["start"]["success"] for r in runs]),
+            interval([r["end"]["success"] for r in runs]),
+        )
         lines.append(
             f"| {name} | {share.value:.0%} | [{low:.0%}, {high:.0%}] | {start} | {end} | {calls:.1f} |"
         )
@@ -122,12 +127,21 @@ def stability_table(results: Mapping[str, Sequence[dict[str, Any]]]) -> list[str
 
 
 def end_table(results: Mapping[str, Sequence[dict[str, Any]]]) -> list[str]:
-    """Success at the start and at the end, with intervals over seeds."""
-    lines = ["| arm | SFT | GRPO | calls per episode |", "|---|---|---|---|"]
+    """Success at the start and at the end, with intervals over seeds, and by the fewest bends of a safe path."""
+    lines = ["| arm | SFT | GRPO | calls per episode | GRPO by fewest bends |", "|---|---|---|---|---|"]
     for name, runs in results.items():
-        calls = interval([run["end_calls"] for run in runs])
-        start, end = interval([r["start"] for r in runs]), interval([r["end"] for r in runs])
-        lines.append(f"| {name} | {start} | {end} | {calls} |")
+        calls = interval([run["end"]["calls"] for run in runs])
+        start, end = (
+            interval([r["start"]["success"] for r in runs]),
+            interval([r["end"]["success"] for r in runs]),
+        )
+        solved: dict[str, list[int]] = {}
+        for run in runs:
+            for bends, (won, asked) in run["end"]["by_bends"].items():
+                before = solved.get(bends, [0, 0])
+                solved[bends] = [before[0] + won, before[1] + asked]
+        by_bends = ", ".join(f"{bends}: {won}/{asked}" for bends, (won, asked) in sorted(solved.items()))
+        lines.append(f"| {name} | {start} | {end} | {calls} | {by_bends} |")
     return lines
 
 
@@ -145,13 +159,13 @@ BENCHMARKS = {
                 {**REPLAY, "grpo.replay.max_age": 10_000, "grpo.replay.max_divergence": 1e6},
             ),
         ),
-        Budget(steps=24, eval_every=2, items=150, sizes=SIZES, stop_at=0.76),
+        Budget(steps=24, eval_every=2, items=120, sizes=SMALL, stop_at=0.6, weak_start=True),
         5,
         replay_table,
     ),
     "stability": Benchmark(
         (Arm("guards on", GUARDS_ON), Arm("guards off", GUARDS_OFF)),
-        Budget(steps=12, eval_every=4, items=90, sizes=SIZES),
+        Budget(steps=12, eval_every=4, items=90, sizes=SMALL, weak_start=True),
         20,
         stability_table,
     ),
@@ -165,11 +179,11 @@ BENCHMARKS = {
         tuple(
             Arm(
                 f"λ_tool:λ_acc {tool}:{accuracy}",
-                {**ONLY_WITHOUT_ASTAR, "reward.lambda_tool": tool, "reward.lambda_acc": accuracy},
+                {**SMALL_MAPS, "reward.lambda_tool": tool, "reward.lambda_acc": accuracy},
             )
             for tool, accuracy in ((0.0, 1.0), (1.0, 2.0), (1.0, 1.0), (2.0, 1.0), (4.0, 1.0))
         ),
-        Budget(steps=12, eval_every=6, items=120, sizes=SIZES),
+        Budget(steps=12, eval_every=6, items=120, sizes=SMALL, weak_start=True),
         3,
         end_table,
     ),

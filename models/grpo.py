@@ -254,11 +254,12 @@ def advantages(
         ]
         return critic_examples(policy, trajectories, shaped, config), keys, informative
     rows = np.flatnonzero(spread)
+    found: list[float | np.ndarray] = [float(value) for value in values]
     if config.advantage == "turn":
         turns, _ = turn_advantages(rewards, keys, [t.potentials for t in trajectories], config.std_floor)
-        values = [per_token_of_turns(t, own) for t, own in zip(trajectories, turns, strict=True)]
+        found = [per_token_of_turns(t, own) for t, own in zip(trajectories, turns, strict=True)]
     return (
-        [Example(trajectories[i], values[i] * weights[i]) for i in rows],
+        [Example(trajectories[i], found[i] * weights[i]) for i in rows],
         [keys[i] for i in rows],
         informative,
     )

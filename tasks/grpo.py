@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.cli import run_main
@@ -48,6 +51,7 @@ def _train(params: Params, run: StageRun) -> None:
     state = restore(parts, state, checkpoints)
     questions = validation_questions(config.validation_items)
     run.expect_steps(config.steps)
+    _describe(run, questions)
     if state.step == 0:
         metrics = validate(parts, questions, config.guards.diversity_prompts, config.guards.diversity_samples)
         run.log_metrics(metrics, 0)
@@ -76,8 +80,21 @@ def _train(params: Params, run: StageRun) -> None:
     best.clear()
 
 
-def build_parts(params: Params, cache: ToolResultCache) -> tuple[GRPOParts, GRPOState]:
-    """Policy, frozen reference, DeepSpeed engine, sampler and prompt source, and the state before step 0."""
+def _describe(run: StageRun, questions: list[Prompt]) -> None:
+    """Record which validation questions the curves are about; training asks fresh maps drawn from the seed."""
+    asked = json.dumps([(p.prompt_id, p.question, p.hidden["map_hash"], p.tools) for p in questions])
+    digest = hashlib.sha256(asked.encode()).hexdigest()
+    source = "data/cold_start/validation_items.parquet"
+    run.log_dataset("validation_items", source, digest, "validation", len(questions))
+
+
+def build_parts(
+    params: Params, cache: ToolResultCache, start: Path | None = None
+) -> tuple[GRPOParts, GRPOState]:
+    """Policy, frozen reference, DeepSpeed engine, sampler and prompt source, and the state before step 0.
+
+    `start` is the folder of the policy to begin with; that of stage sft if absent.
+    """
     from environments.vsp.prompts import VSP
     from models.curriculum import prompt_source
     from models.grpo import GRPOParts, GRPOState
@@ -88,7 +105,8 @@ def build_parts(params: Params, cache: ToolResultCache) -> tuple[GRPOParts, GRPO
     from tools.vsp import VSP_TOOLS
 
     config = params.grpo
-    policy, reference = open_policy(OUTPUTS / "sft", params), open_policy(OUTPUTS / "sft", params)
+    folder = start or OUTPUTS / "sft"
+    policy, reference = open_policy(folder, params), open_policy(folder, params)
     reference.model.requires_grad_(False)
     if config.advantage == "gae":
         policy.model.add_critic()

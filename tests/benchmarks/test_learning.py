@@ -28,7 +28,8 @@ def test_the_results_of_two_seeds_never_share_a_file() -> None:
 
 def _run(successes: list[float], start: float, end: float) -> dict[str, Any]:
     curve = [{"step": n, "fresh_rollouts": 10 * n, "success": s} for n, s in enumerate(successes)]
-    return {"curve": curve, "start": start, "end": end, "end_calls": 3.0, "budget": {"stop_at": 0.6}}
+    before, after = {"success": start}, {"success": end, "calls": 3.0}
+    return {"curve": curve, "start": before, "end": after, "budget": {"stop_at": 0.6}}
 
 
 def test_a_run_that_never_gets_there_is_not_counted_as_fast() -> None:

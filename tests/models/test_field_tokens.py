@@ -57,7 +57,10 @@ def whole_conversation(policy: Policy, trajectory: Any) -> str:
     encoder, prompt = policy.encoder, trajectory.prompt
     content = [{"type": "image"} for _ in prompt.pictures] + [{"type": "text", "text": prompt.question}]
     system = system_text(encoder.registry, encoder.agent, prompt.tools)
-    messages = [{"role": "system", "content": system}, {"role": "user", "content": content}]
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": system},
+        {"role": "user", "content": content},
+    ]
     text = encoder.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert isinstance(text, str)
     said = iter(encoder.decode(trajectory.ids[trajectory.mask].tolist()).split(CALL_CLOSE))

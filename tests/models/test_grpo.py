@@ -14,7 +14,7 @@ from environments.vsp.prompts import VSP
 from models.checkpoint import Checkpoints
 from models.config import AgentConfig, GRPOConfig, ReplayConfig, RewardConfig, Schedule
 from models.curriculum import prompt_source
-from models.grpo import GRPOParts, GRPOState, grpo_step, score
+from models.grpo import GRPOParts, GRPOState, group, grpo_step, score
 from models.policy import Policy
 from models.replay import ReplayBuffer, ReplayGroup
 from models.rollout import RolloutRequest
@@ -226,3 +226,25 @@ def test_prompts_repeat_exactly_and_keep_the_mix() -> None:
     assert [p.hidden for p in first] != [p.hidden for p in later]
     assert sum(p.task == "navigation" for p in first) == 6
     assert sum("ASTAR" in p.tools for p in first) == 3
+
+
+def test_groups_are_formed_by_prompt_whatever_the_order() -> None:
+    """rllm#924: grouped by the trajectory's own id, every group has one member and rewards become advantages."""
+    trajectories = [replace(t, components=_SCORED) for t in _sampled(small_policy(agent=AGENT), 3)]
+    again = [replace(t, sample=1) for t in trajectories]
+    groups = group([*trajectories, *reversed(again)], 0, REWARD)
+    assert [each.size for each in groups] == [2, 2, 2]
+    for each in groups:
+        assert len({t.prompt.prompt_id for t in each.trajectories}) == 1
+
+
+_SCORED = {
+    "format": 1.0,
+    "tool": 4.0,
+    "accuracy": 0.0,
+    "calls": 1.0,
+    "repeats": 0.0,
+    "utilisation": 0.0,
+    "turning_points": 0.0,
+    "exploration": 0.0,
+}
