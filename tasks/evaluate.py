@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from models.policy import Policy
     from models.trajectory import Trajectory
     from tasks.tracking import StageRun
+    from tasks.workspace import ProgressLog
 
 HELD_OUT, WITHOUT_ASTAR, BENCHMARK = "held_out", "held_out_without_astar", "benchmark"
 
@@ -51,9 +54,9 @@ def evaluate_model(params: Params, model: str | None, benchmark: str | None, jso
     from environments.vsp.benchmark import load_benchmark
     from models.policy import load_policy
     from tasks.evaluation_report import accuracy_text, summarise
-    from tasks.promote import champion_folder
+    from tasks.registry import champion_folder
     from tasks.schema import load_items
-    from tasks.workspace import COLD_START, use_threads
+    from tasks.workspace import COLD_START, ProgressLog, use_threads
     from tools.vsp import VSP_TOOLS, vsp_registry
 
     use_threads(params)
@@ -63,7 +66,9 @@ def evaluate_model(params: Params, model: str | None, benchmark: str | None, jso
         suite, prompts = HELD_OUT, load_items(COLD_START / "test_items.parquet")
     source = model if model is not None else champion_folder(params)
     policy = load_policy(source, params.policy, params.agent, vsp_registry())
-    items = item_rows(suite, "model", run_episodes(policy, prompts, params))
+    with ProgressLog("evaluate") as progress:
+        episodes = run_episodes(policy, prompts, params, lambda done: progress.update(done, len(prompts)))
+    items = item_rows(suite, "model", episodes)
     summary = summarise(items, params.evaluate.confidence, params.seed)[suite]["model"]
     result = {name: summary[name] for name in ("navigation", "verification", "overall")}
     for name, accuracy in result.items():
@@ -86,11 +91,15 @@ def _evaluate(params: Params, run: StageRun) -> None:
     import pandas as pd
 
     from tasks.engines import open_policy
+    from tasks.episode_traces import log_traces
     from tasks.evaluation_report import compare, markdown_table, summarise
     from tasks.workspace import OUTPUTS, ProgressLog, fresh_folder
 
     suites = load_suites(params)
-    frames, shown = [], []
+    _log_datasets(run, suites, params)
+    frames = []
+    # What the report shows: the trained policies beside each other. The baseline is asked without tools.
+    shown: dict[str, list[Trajectory]] = {"grpo": [], "sft": []}
     with ProgressLog("evaluate") as progress:
         total = sum(len(prompts) * (3 if suite != WITHOUT_ASTAR else 2) for suite, prompts in suites.items())
         done = 0
@@ -100,13 +109,14 @@ def _evaluate(params: Params, run: StageRun) -> None:
                 if name == "baseline" and suite == WITHOUT_ASTAR:
                     continue  # it has no tools to take away
                 asked = [replace(p, tools=()) for p in prompts] if name == "baseline" else prompts
-                trajectories = run_episodes(policy, asked, params)
+                tell = partial(_tell, progress, done, total, f"{name} on {suite}")
+                trajectories = run_episodes(policy, asked, params, tell)
                 done += len(trajectories)
-                progress.update(done, total, f"{name} on {suite}")
                 frames.append(item_rows(suite, name, trajectories))
+                run.count_tokens(sum(t.sampled_tokens for t in trajectories))
                 run.log_summary({f"eval/{suite}/{name}/seconds_per_episode": _seconds(trajectories)})
-                if name == "grpo":
-                    shown += trajectories
+                if name in shown:
+                    shown[name] += trajectories
     items = pd.concat(frames, ignore_index=True)
     metrics = summarise(items, params.evaluate.confidence, params.seed)
     compared = compare(
@@ -122,7 +132,11 @@ def _evaluate(params: Params, run: StageRun) -> None:
     run.log_summary(_flat_accuracies(metrics))
     run.log_artifacts(OUTPUTS / "evaluation", "evaluation")
     run.log_text(markdown_table(metrics), "evaluation/table.md")
-    _log_traces(run, shown, params)
+    log_traces(run, _sample(shown["grpo"], params.evaluate.traces), {"policy": "grpo"})
+
+
+def _tell(progress: ProgressLog, before: int, total: int, note: str, finished: int) -> None:
+    progress.update(before + finished, total, note)
 
 
 def _write_json(content: dict[str, Any], path: Path) -> None:
@@ -158,8 +172,13 @@ def _first_per_size(prompts: list[Prompt], count: int) -> list[Prompt]:
     return chosen
 
 
-def run_episodes(policy: Policy, prompts: Sequence[Prompt], params: Params) -> list[Trajectory]:
-    """One scored episode per prompt, in order."""
+def run_episodes(
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    params: Params,
+    on_finished: Callable[[int], None] | None = None,
+) -> list[Trajectory]:
+    """One scored episode per prompt, in order. `on_finished` is told how many are done, after each one."""
     from environments.vsp.prompts import VSP
     from models.grpo import score
     from models.rollout import RolloutRequest
@@ -169,7 +188,8 @@ def run_episodes(policy: Policy, prompts: Sequence[Prompt], params: Params) -> l
     engine = rollout_engine(policy, params, ToolResultCache(params.rollout.cached_results))
     requests = [RolloutRequest(prompt, 0, params.seed) for prompt in prompts]
     environment = VSP()
-    return [score(t, environment.grade) for t in engine.sample(requests, params.evaluate.temperature)]
+    trajectories = engine.sample(requests, params.evaluate.temperature, on_finished)
+    return [score(trajectory, environment) for trajectory in trajectories]
 
 
 def item_rows(suite: str, policy: str, trajectories: Sequence[Trajectory]) -> pd.DataFrame:
@@ -218,6 +238,10 @@ def _flat_accuracies(metrics: dict[str, Any]) -> dict[str, float]:
             for task in ("navigation", "verification", "overall"):
                 if summary[task]["accuracy"] is not None:
                     flat[f"eval/{suite}/{policy}/{task}"] = summary[task]["accuracy"]
+            interval = next(value for key, value in summary["overall"].items() if key.startswith("ci"))
+            if interval is not None:
+                flat[f"eval/{suite}/{policy}/overall_low"] = interval[0]
+                flat[f"eval/{suite}/{policy}/overall_high"] = interval[1]
             flat[f"eval/{suite}/{policy}/calls_per_episode"] = summary["calls_per_episode"]["mean"]
     return flat
 
@@ -240,43 +264,21 @@ def _sample(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
     return failed + passed[:: max(1, len(passed) // max(1, wanted))][:wanted]
 
 
-def _write_report(trajectories: Sequence[Trajectory], params: Params, path: Path) -> None:
+def _write_report(shown: dict[str, list[Trajectory]], params: Params, path: Path) -> None:
     from tasks.rollout_report import write_report
 
-    write_report(_sample(trajectories, params.evaluate.report_episodes), params.reward, path)
+    episodes = _sample(shown["grpo"], params.evaluate.report_episodes)
+    write_report(episodes, params.reward, path, "grpo", {"sft": shown["sft"]})
 
 
-def _log_traces(run: StageRun, trajectories: Sequence[Trajectory], params: Params) -> None:
-    from tasks.tracking import TraceStep
-
-    for trajectory in _sample(trajectories, params.evaluate.traces):
-        steps = []
-        for step in trajectory.steps:
-            said = {"think": step.think, "call": step.call.to_json() if step.call else None}
-            said["response"] = step.response
-            steps.append(TraceStep("turn", "LLM", {}, said, step.started, step.written))
-            if step.call is not None and step.observation is not None:
-                seen = step.observation
-                facts = {"cached": seen.cached, "call_level": step.call_level}
-                steps.append(
-                    TraceStep(
-                        step.call.name[:64],
-                        "TOOL",
-                        step.call.params,
-                        seen.payload,
-                        step.written,
-                        step.ended,
-                        not seen.ok,
-                        facts,
-                    )
-                )
-        run.log_trace(
-            f"{trajectory.prompt.task}",
-            {"question": trajectory.prompt.question, "tools": list(trajectory.prompt.tools)},
-            {"response": trajectory.response, "stop_reason": str(trajectory.stop_reason)},
-            steps,
-            {"correct": str(trajectory.components["accuracy"] > 0).lower()},
-        )
+def _log_datasets(run: StageRun, suites: dict[str, list[Prompt]], params: Params) -> None:
+    """Link what was asked. A suite's hash is that of its questions, maps and offered tools."""
+    sources = {BENCHMARK: params.evaluate.benchmark or ""}
+    for suite, prompts in suites.items():
+        asked = [(p.prompt_id, p.question, p.hidden["map_hash"], p.tools) for p in prompts]
+        digest = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+        source = sources.get(suite, "data/cold_start/test_items.parquet")
+        run.log_dataset(suite, source, digest, "evaluation", len(prompts))
 
 
 if __name__ == "__main__":

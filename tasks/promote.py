@@ -12,13 +12,12 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from string import Template
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tasks.cli import run_main
-from tasks.dvc_graph import lock_digest
+from tasks.model_card import data_gate, model_card
 from tasks.params import PROJECT_ROOT, Params, load_params
-from tasks.provenance import run_tags
+from tasks.registry import CHALLENGER, CHAMPION, ensure_model, version_of
 from tasks.tracking import StageRun, Store, TrackingError, open_store, resolve_store, stage_run
 
 if TYPE_CHECKING:
@@ -26,14 +25,13 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
-CHAMPION: Final = "champion"
-CHALLENGER: Final = "challenger"
 _ITEMS = "evaluation/items.parquet"
+_ALREADY = "it is the champion already"
 _SHA_TAG, _ITEMS_TAG = "model.sha256", "items.sha256"
 
 
 class PromotionError(TrackingError):
-    """There is nothing to promote, or no champion; one line with what to do."""
+    """There is nothing to promote; one line with what to do."""
 
 
 @dataclass(frozen=True)
@@ -85,25 +83,6 @@ def decide(
     return Verdict(CHALLENGER, "it is ahead of the champion, but not beyond chance", facts)
 
 
-def champion_folder(params: Params, root: Path = PROJECT_ROOT) -> Path:
-    """A local folder with the champion's weights and tokenizer.
-
-    Raises:
-        PromotionError: the registry has no champion.
-    """
-    from mlflow.artifacts import download_artifacts
-
-    store = resolve_store(params.tracking, root)
-    client, _ = open_store(store)
-    champion = _version(client, params.promote.model_name, CHAMPION)
-    if champion is None:
-        raise PromotionError(
-            f"no champion of {params.promote.model_name} in {store.uri}: register one with "
-            "`dvc repro --force --single-item promote`, or name a model with --model"
-        )
-    return Path(download_artifacts(artifact_uri=champion.source, tracking_uri=store.uri))
-
-
 def promote(params: Params, run: StageRun, root: Path = PROJECT_ROOT) -> Verdict:
     """Register the policy's folder under `run`, decide, set the alias, write outputs/promotion.json.
 
@@ -132,9 +111,9 @@ def promote(params: Params, run: StageRun, root: Path = PROJECT_ROOT) -> Verdict
     items_sha = _items_digest(items, root / "data" / "cold_start" / "test_items.parquet", config.suite)
     model_sha = folder_digest(folder)
 
-    champion = _version(client, config.model_name, CHAMPION)
+    champion = version_of(client, config.model_name, CHAMPION)
     if champion is not None and champion.tags.get(_SHA_TAG) == model_sha:
-        verdict = Verdict(CHAMPION, "it is the champion already")
+        verdict = Verdict(CHAMPION, _ALREADY)
     else:
         old = None if champion is None else _champion_items(champion, store)
         same = champion is not None and champion.tags.get(_ITEMS_TAG) == items_sha
@@ -151,7 +130,12 @@ def promote(params: Params, run: StageRun, root: Path = PROJECT_ROOT) -> Verdict
     }
     card = model_card(params, root, result, metrics)
     run.log_text(card, "model_card.md")
-    _register(client, run, params, folder, verdict, card, {_SHA_TAG: model_sha, _ITEMS_TAG: items_sha}, items)
+    digests = {_SHA_TAG: model_sha, _ITEMS_TAG: items_sha}
+    version = _register(client, run, params, folder, verdict, card, digests, items)
+    if verdict.reason != _ALREADY:  # else the tags say how it became champion
+        against = None if champion is None else champion.version
+        for name, value in verdict_tags(verdict, config.suite, against, data_gate(root)).items():
+            client.set_model_version_tag(config.model_name, version, name, value)
     run.set_tags({"verdict": verdict.verdict, "verdict.reason": verdict.reason})
     out = root / "outputs" / "promotion.json"
     out.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n", encoding="utf-8")
@@ -167,12 +151,12 @@ def _register(
     card: str,
     tags: dict[str, str],
     items: pd.DataFrame,
-) -> None:
-    """A version for these weights, made unless it exists, and the alias that the verdict gives it."""
+) -> str:
+    """The number of the version of these weights, made unless it exists; it gets the verdict's alias."""
     import tempfile
 
     name = params.promote.model_name
-    _ensure_model(client, name)
+    ensure_model(client, name)
     versions = client.search_model_versions(f"name = '{name}'")
     known = next((v for v in versions if v.tags.get(_SHA_TAG) == tags[_SHA_TAG]), None)
     if known is None:
@@ -185,34 +169,31 @@ def _register(
         known = client.create_model_version(name, source, run.run_id, tags=tags, description=card)
     if verdict.verdict == CHAMPION:
         client.set_registered_model_alias(name, CHAMPION, known.version)
-        challenger = _version(client, name, CHALLENGER)
+        challenger = version_of(client, name, CHALLENGER)
         if challenger is not None and challenger.version == known.version:
             client.delete_registered_model_alias(name, CHALLENGER)
     else:
         client.set_registered_model_alias(name, CHALLENGER, known.version)
+    return str(known.version)
 
 
-def model_card(params: Params, root: Path, result: dict[str, Any], metrics: dict[str, Any]) -> str:
-    """mlflow/model_card.md filled in."""
-    from tasks.evaluation_report import markdown_table
-
-    tags = run_tags(params, root)
-    template = Template((PROJECT_ROOT / "mlflow" / "model_card.md").read_text(encoding="utf-8"))
-    return template.substitute(
-        name=result["model"],
-        policy=result["policy"],
-        profile=params.profile,
-        seed=params.seed,
-        model_sha256=result["model_sha256"],
-        data_md5=lock_digest(root, "cold_start", "data/cold_start") or "not recorded",
-        commit=tags.get("git.commit", "none"),
-        dirty=tags.get("git.dirty", "unknown"),
-        suite=result["suite"],
-        confidence=f"{100 * params.evaluate.confidence:g}",
-        table=markdown_table(metrics),
-        verdict=result["verdict"],
-        reason=result["reason"],
-    )
+def verdict_tags(verdict: Verdict, suite: str, against: str | None, gate: str) -> dict[str, str]:
+    """What the gates said, as tags of the version. `against` is the version that was champion before."""
+    tags = {
+        "verdict": verdict.verdict,
+        "verdict.reason": verdict.reason,
+        "verdict.suite": suite,
+        "gate.data": gate,
+    }
+    if verdict.comparison is not None and against is not None:
+        facts = verdict.comparison
+        low, high = facts["interval"]
+        tags |= {
+            "verdict.against": f"version {against}",
+            "verdict.difference": f"{facts['difference']:+.4f} [{low:+.4f}, {high:+.4f}]",
+            "verdict.p_value": f"{facts['p_value']:.3g}",
+        }
+    return tags
 
 
 def folder_digest(folder: Path) -> str:
@@ -244,28 +225,6 @@ def _items_digest(items: pd.DataFrame, test_items: Path, suite: str) -> str:
     if suite == "held_out":
         total.update(test_items.read_bytes())
     return total.hexdigest()
-
-
-def _version(client: MlflowClient, name: str, alias: str) -> ModelVersion | None:
-    """The version behind an alias, None if there is no such model or alias (MLflow raises for both)."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        return client.get_model_version_by_alias(name, alias)
-    except MlflowException as error:
-        if error.error_code in {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}:
-            return None
-        raise
-
-
-def _ensure_model(client: MlflowClient, name: str) -> None:
-    from mlflow.exceptions import MlflowException
-
-    try:
-        client.create_registered_model(name, description="Policies that plan with tools (VSP)")
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":
-            raise
 
 
 def _champion_items(champion: ModelVersion, store: Store) -> pd.DataFrame:

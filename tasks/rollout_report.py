@@ -9,59 +9,98 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
+from environments.base import Prompt
 from models.config import RewardConfig
 from models.rewards import total
 from models.trajectory import Step, Trajectory
+from tasks.report_marks import step_marks
 from tools.base import Picture
 
-TEMPLATE = Path(__file__).parent / "templates" / "rollout_report.html"
-DATA_MARK = "/*EPISODES*/"
-# MLflow shows a page of 10 MB with difficulty; 200 episodes have about 1 MB of text.
-PICTURE_BUDGET = 8_000_000  # characters of all pictures together
+TEMPLATES = Path(__file__).parent / "templates"
+# MLflow shows a page of 10 MB with difficulty; 400 episodes have about 2 MB of text.
+PICTURE_BUDGET = 7_000_000  # characters of all pictures together
 SMALL_PICTURE = 8_000  # bytes; larger ones are encoded again
 PALETTE_COLOURS = 256
 THUMBNAIL_SIDE, THUMBNAIL_QUALITY = 320, 75
 
 
-def write_report(trajectories: Sequence[Trajectory], reward: RewardConfig, path: Path) -> None:
+def write_report(
+    trajectories: Sequence[Trajectory],
+    reward: RewardConfig,
+    path: Path,
+    name: str = "policy",
+    others: Mapping[str, Sequence[Trajectory]] | None = None,
+) -> None:
     """Write `report_html` to `path`, whose folder is made if absent."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(report_html(trajectories, reward), encoding="utf-8")
+    path.write_text(report_html(trajectories, reward, name, others), encoding="utf-8")
 
 
-def report_html(trajectories: Sequence[Trajectory], reward: RewardConfig) -> str:
+def report_html(
+    trajectories: Sequence[Trajectory],
+    reward: RewardConfig,
+    name: str = "policy",
+    others: Mapping[str, Sequence[Trajectory]] | None = None,
+) -> str:
     """The page: for each episode its picture, question, turns, calls, observations, and reward by component.
 
-    The scalar reward is made from the components with the weights of `reward`. Where pictures would exceed
-    PICTURE_BUDGET, the last ones are left out, and the page says how many.
+    `name` is the policy of `trajectories`. `others` are policies to stand beside it: of each one, the
+    episodes with the same question, tools and sample. The scalar reward is made from the components with
+    the weights of `reward`. Where pictures would exceed PICTURE_BUDGET, the last ones are left out, and the
+    page says how many.
     """
     pictures = _Pictures()
     # Prompts' pictures first: if some have to be left out, then those of observations.
-    shown = [[pictures.add(picture) for picture in t.prompt.pictures] for t in trajectories]
-    episodes = [
-        _episode(trajectory, reward, ids, pictures)
-        for trajectory, ids in zip(trajectories, shown, strict=True)
-    ]
-    data = {"episodes": episodes, "pictures": pictures.embedded, "left_out": pictures.left_out}
+    for trajectory in trajectories:
+        for picture in trajectory.prompt.pictures:
+            pictures.add(picture)
+    sides = [{item_key(t): t for t in episodes} for episodes in (others or {}).values()]
+    items = []
+    for trajectory in trajectories:
+        beside = [side.get(item_key(trajectory)) for side in sides]
+        episodes = [each and _episode(each, reward, pictures) for each in (trajectory, *beside)]
+        items.append({"key": trajectory.prompt.prompt_id, "episodes": episodes})
+    data = {
+        "policies": [name, *(others or {})],
+        "items": items,
+        "pictures": pictures.embedded,
+        "left_out": pictures.left_out,
+    }
     # Inside a script element "<" could end it or begin a comment, whatever an agent wrote.
     text = json.dumps(data, ensure_ascii=True, sort_keys=True, separators=(",", ":")).replace("<", "\\u003c")
-    return TEMPLATE.read_text(encoding="utf-8").replace(DATA_MARK, text)
+    page = _template("html")
+    for mark, content in (
+        ("/*STYLE*/", _template("css")),
+        ("/*SCRIPT*/", _template("js")),
+        ("/*EPISODES*/", text),
+    ):
+        page = page.replace(mark, content)
+    return page
 
 
-def _episode(
-    trajectory: Trajectory, reward: RewardConfig, picture_ids: list[str | None], pictures: _Pictures
-) -> dict[str, Any]:
+def item_key(trajectory: Trajectory) -> tuple[str, tuple[str, ...], int]:
+    """What two policies' episodes must share to stand side by side."""
+    return trajectory.prompt.prompt_id, trajectory.prompt.tools, trajectory.sample
+
+
+def _template(kind: str) -> str:
+    return (TEMPLATES / f"rollout_report.{kind}").read_text(encoding="utf-8")
+
+
+def _episode(trajectory: Trajectory, reward: RewardConfig, pictures: _Pictures) -> dict[str, Any]:
     prompt = trajectory.prompt
     width, height = prompt.pictures[0].size if prompt.pictures else (0, 0)
+    shown = [pictures.add(picture) for picture in prompt.pictures]
     return {
         "id": prompt.prompt_id,
         "sample": trajectory.sample,
+        "environment": prompt.environment,
         "task": str(prompt.task),
         "question": prompt.question,
         "tools": list(prompt.tools),
@@ -70,21 +109,22 @@ def _episode(
             for name in ("size", "path_length", "answer")
             if prompt.hidden.get(name) not in (None, "")
         },
-        "pictures": [picture for picture in picture_ids if picture is not None],
+        "pictures": [picture for picture in shown if picture is not None],
         "width": width,
         "height": height,
-        "steps": [_step(step, pictures) for step in trajectory.steps],
+        "steps": [_step(step, prompt, pictures) for step in trajectory.steps],
         "stop_reason": str(trajectory.stop_reason),
         "response": trajectory.response,
         "correct": trajectory.components["accuracy"] > 0,
         "reward": total(trajectory.components, reward),
         "components": trajectory.components,
         "tokens": trajectory.sampled_tokens,
+        "context_tokens": len(trajectory.ids),
         "policy_version": trajectory.policy_version,
     }
 
 
-def _step(step: Step, pictures: _Pictures) -> dict[str, Any]:
+def _step(step: Step, prompt: Prompt, pictures: _Pictures) -> dict[str, Any]:
     seen = step.observation
     return {
         "think": step.think,
@@ -92,7 +132,7 @@ def _step(step: Step, pictures: _Pictures) -> dict[str, Any]:
         "call": step.call.to_json() if step.call else None,
         "level": step.call_level,
         "observation": seen.to_json() if seen else None,
-        "coordinates": seen.payload.get("coordinates") if seen and seen.ok else None,
+        "marks": step_marks(step, prompt),
         "failed": seen is not None and not seen.ok,
         "picture": pictures.add(seen.picture) if seen and seen.picture else None,
         "response": step.response,
@@ -105,8 +145,13 @@ class _Pictures:
 
     def __init__(self) -> None:
         self.embedded: dict[str, str] = {}
-        self.left_out = 0
+        self._left_out: set[str] = set()
         self._used = 0
+
+    @property
+    def left_out(self) -> int:
+        """How many different pictures had no room."""
+        return len(self._left_out)
 
     def add(self, picture: Picture) -> str | None:
         """The key of the picture, or None if there is no room for it."""
@@ -115,7 +160,7 @@ class _Pictures:
             return key
         uri = _data_uri(picture)
         if self._used + len(uri) > PICTURE_BUDGET:
-            self.left_out += 1
+            self._left_out.add(key)
             return None
         self._used += len(uri)
         self.embedded[key] = uri

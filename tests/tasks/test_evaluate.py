@@ -53,7 +53,9 @@ def test_items_have_the_columns_that_reports_read(params: Params, model: Path) -
     from tools.vsp import vsp_registry
 
     policy = load_policy(model, params.policy, params.agent, vsp_registry())
-    trajectories = run_episodes(policy, some_prompts(4), params)
+    told: list[int] = []
+    trajectories = run_episodes(policy, some_prompts(4), params, told.append)
+    assert told == [1, 2, 3, 4], "progress is not shown per episode"
     assert tuple(item_rows("held_out", "grpo", trajectories).columns) == ITEM_COLUMNS
     assert len(_sample(trajectories, 2)) == 2
     assert len(_sample(trajectories, 100)) == 4

@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 
 from tasks.params import Params
-from tasks.promote import PromotionError, champion_folder, decide, promote
+from tasks.promote import PromotionError, decide, promote
+from tasks.registry import RegistryError, champion_folder
 from tasks.tracking import open_store, resolve_store, stage_run
 
 N = 200
@@ -39,6 +40,7 @@ def evaluated(root: Path, correct: np.ndarray, weights: str, asked: bytes = b"ma
     ).assign(**frame)
     items.to_parquet(evaluation / "items.parquet")
     summary = {name: accuracy(correct) for name in ("navigation", "verification", "overall")}
+    summary["by_size"] = {"navigation": {"4": accuracy(correct)}, "verification": {}}
     summary["calls_per_episode"] = {"mean": 2.0, "ci95": [1.9, 2.1]}
     (evaluation / "metrics.json").write_text(json.dumps({"held_out": {"grpo": summary}}))
 
@@ -87,6 +89,25 @@ def test_only_a_model_that_is_better_beyond_chance_takes_the_title(records: Path
     assert champion_weights(records, params) == "better"
 
 
+def test_a_version_says_what_the_gates_decided_and_how_to_repeat_it(records: Path, params: Params) -> None:
+    (records / "outputs" / "validation").mkdir(parents=True)
+    report = {"success": True, "expectations": 86, "failed": 0}
+    (records / "outputs" / "validation" / "report.json").write_text(json.dumps(report))
+    evaluated(records, results(150), "first")
+    promoted(records, params)
+    evaluated(records, results(152), "ahead")
+    promoted(records, params)
+    client, _ = open_store(resolve_store(params.tracking, records))
+    first, second = (client.get_model_version(params.promote.model_name, number) for number in ("1", "2"))
+    assert (first.tags["verdict"], first.tags["verdict.reason"]) == ("champion", "it is the first model")
+    assert first.tags["gate.data"] == "passed, 86 of 86 expectations hold"
+    assert "verdict.against" not in first.tags
+    assert (second.tags["verdict"], second.tags["verdict.against"]) == ("challenger", "version 1")
+    assert second.tags["verdict.difference"].startswith("+0.0100 [")
+    for words in ("2 won, 0 lost", "dvc repro promote", "lambda_acc:", "4×4 | 76.0 %", f"seed {params.seed}"):
+        assert words in second.description
+
+
 def test_the_same_weights_are_registered_once_and_stay_champion(records: Path, params: Params) -> None:
     evaluated(records, results(150), "first")
     promoted(records, params)
@@ -130,7 +151,7 @@ def test_the_output_holds_nothing_that_differs_between_machines(records: Path, p
 
 
 def test_an_empty_registry_says_how_to_fill_it(records: Path, params: Params) -> None:
-    with pytest.raises(PromotionError, match=r"no champion of .*--model"):
+    with pytest.raises(RegistryError, match=r"no champion of .*--model"):
         champion_folder(params, records)
 
 

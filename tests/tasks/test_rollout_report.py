@@ -72,15 +72,19 @@ def trajectories() -> list[Trajectory]:
     return make_trajectories(6)
 
 
+def episodes_of(page: str, side: int = 0) -> list[dict]:
+    return [item["episodes"][side] for item in data_of(page)["items"]]
+
+
 def data_of(page: str) -> dict:
     (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     return json.loads(text)
 
 
 def test_every_turn_call_observation_and_component_is_in_the_page(trajectories):
-    data = data_of(report_html(trajectories, REWARD))
-    assert len(data["episodes"]) == 6
-    for trajectory, episode in zip(trajectories, data["episodes"], strict=True):
+    page = report_html(trajectories, REWARD)
+    data = data_of(page)
+    for trajectory, episode in zip(trajectories, episodes_of(page), strict=True):
         assert episode["id"] == trajectory.prompt.prompt_id
         assert episode["components"] == trajectory.components
         assert episode["reward"] == total(trajectory.components, REWARD)
@@ -127,7 +131,7 @@ def test_what_an_agent_writes_cannot_leave_its_place(trajectories):
     page = report_html([make_trajectory(trajectories[0].prompt, steps, correct=False)], REWARD)
     assert page.count("</script>") == 2
     assert "<!--" not in page
-    episode = data_of(page)["episodes"][0]
+    episode = episodes_of(page)[0]
     assert episode["steps"][0]["think"] == hostile
     assert episode["steps"][0]["failed"]
     page.encode("utf-8")  # lone surrogates are escaped
@@ -136,14 +140,65 @@ def test_what_an_agent_writes_cannot_leave_its_place(trajectories):
 def test_an_episode_without_picture_steps_or_answer_is_shown():
     prompt = Prompt("p", "sql", "query", "How many?", (), ())
     trajectory = replace(make_trajectory(prompt, (), correct=False), stop_reason=StopReason.MAX_TOKENS)
-    episode = data_of(report_html([trajectory], REWARD))["episodes"][0]
+    (episode,) = episodes_of(report_html([trajectory], REWARD))
     assert (episode["pictures"], episode["steps"], episode["response"]) == ([], [], None)
     assert episode["stop_reason"] == "max_tokens"
-    assert data_of(report_html([], REWARD))["episodes"] == []
+    assert data_of(report_html([], REWARD))["items"] == []
+
+
+def test_points_paths_crops_and_the_answer_are_marked_where_they_are(trajectories):
+    """On 4x4 maps of 256 pixels, cells are 64 pixels wide."""
+    prompt = next(t.prompt for t in trajectories if t.prompt.task == Task.NAVIGATION)
+    prompt = replace(
+        prompt, hidden={**prompt.hidden, "map_rows": ["SFFF", "FFFF", "FFHF", "FFFG"], "size": 4}
+    )
+
+    def step(name: str, asked: dict, seen: dict) -> Step:
+        return Step("", ToolCall(name, asked), Observation(seen), None, True, 4)
+
+    steps = (
+        step("POINT", {"target": "holes"}, {"coordinates": [[160, 160], [32, 224]]}),
+        step("POINT", {"target": "start"}, {"coordinates": [32, 32]}),
+        step("DRAW2DPATH", {"start": [40, 10], "directions": "LR"}, {"result": "x", "at": [96, 32]}),
+        step("DRAW2DPATH", {"points": [[1, 2], [3, 4]]}, {"result": "path_safe"}),
+        step("CROP", {"box": [0, 0, 64, 64]}, {"size": [64, 64]}),
+        step("ASTAR", {"start": [32, 32], "goal": [96, 96]}, {"path": "RD"}),
+        Step(
+            "",
+            ToolCall("CROP", {"box": "all"}),
+            Observation.failure(ToolErrorCode.INVALID_VALUE, "no"),
+            None,
+            True,
+        ),
+        Step("", None, None, "RU", True),
+    )
+    (episode,) = episodes_of(report_html([make_trajectory(prompt, steps, correct=False)], REWARD))
+    assert [[(m["kind"], m["at"]) for m in s["marks"]] for s in episode["steps"]] == [
+        [("point", [160, 160]), ("point", [32, 224])],
+        [("point", [32, 32])],
+        [("path", [[32, 32], [32, 32], [96, 32]]), ("stop", [96, 32])],
+        [("path", [[1, 2], [3, 4]])],
+        [("box", [0, 0, 64, 64])],
+        [("path", [[32, 32], [96, 32], [96, 96]])],
+        [],
+        [("path", [[32, 32], [96, 32], [96, 32]])],
+    ]
+
+
+def test_another_policy_stands_beside_on_the_same_question_tools_and_sample(trajectories):
+    other = [replace(t, policy_version=9) for t in reversed(trajectories[:4])]
+    other += [replace(t, prompt=replace(t.prompt, tools=("POINT",))) for t in trajectories[4:5]]
+    page = report_html(trajectories, REWARD, "grpo", {"sft": other})
+    assert data_of(page)["policies"] == ["grpo", "sft"]
+    first, second = episodes_of(page), episodes_of(page, 1)
+    assert [e["id"] for e in second[:4]] == [e["id"] for e in first[:4]]
+    assert {e["policy_version"] for e in second[:4]} == {9}
+    assert second[4:] == [None, None]  # asked with other tools, and not asked at all
 
 
 def test_200_episodes_of_the_largest_maps_stay_below_10_mb():
-    page = report_html(make_trajectories(40, size=8), REWARD)
+    episodes = make_trajectories(40, size=8)
+    page = report_html(episodes, REWARD, "new", {"old": episodes})
     assert len(page.encode()) < 10_000_000 * 40 / 200
     assert data_of(page)["left_out"] == 0
 
@@ -156,10 +211,11 @@ def test_noisy_pictures_are_shrunk_and_then_left_out_with_a_count(trajectories, 
         for _ in range(12)
     ]
     many = [replace(trajectories[0], prompt=replace(trajectories[0].prompt, pictures=(p,))) for p in noisy]
-    data = data_of(report_html(many, REWARD))
-    kept = sum(bool(episode["pictures"]) for episode in data["episodes"])
+    page = report_html(many, REWARD)
+    data = data_of(page)
+    kept = sum(bool(episode["pictures"]) for episode in episodes_of(page))
     assert 0 < kept < 12
     assert data["left_out"] >= 12 - kept
     assert sum(map(len, data["pictures"].values())) <= 60_000
-    shrunk = data["pictures"][data["episodes"][0]["pictures"][0]]
+    shrunk = data["pictures"][episodes_of(page)[0]["pictures"][0]]
     assert shrunk.startswith("data:image/webp")
