@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from environments.vsp.pruning import hopeless
 from models.policy import Policy, load_policy
 from models.rollout import RolloutEngine
 from models.transformers_engine import TransformersEngine
@@ -28,7 +29,7 @@ def rollout_engine(policy: Policy, params: Params, cache: ToolResultCache) -> Ro
     """The engine that `rollout.engine` names, sampling from `policy`; known tool results come from `cache`."""
     executor = ToolExecutor(policy.encoder.registry, cache, params.rollout.call_deadline_s)
     if params.rollout.engine == "transformers":
-        return TransformersEngine(policy, executor, params.agent, params.rollout)
+        return TransformersEngine(policy, executor, params.agent, params.rollout, hopeless)
     from models.vllm_engine import VLLMEngine, start_vllm
 
     weights = OUTPUTS / ".weights"
@@ -39,4 +40,4 @@ def rollout_engine(policy: Policy, params: Params, cache: ToolResultCache) -> Ro
         return weights
 
     llm = start_vllm(save_weights(), params.policy, params.agent, params.rollout)
-    return VLLMEngine(llm, policy.encoder, executor, params.agent, params.rollout, save_weights)
+    return VLLMEngine(llm, policy.encoder, executor, params.agent, params.rollout, save_weights, hopeless)

@@ -29,6 +29,7 @@ from models.config import (
     Settings,
     SFTConfig,
 )
+from tasks.sweep_config import SweepConfig
 
 PROJECT_ROOT = Path(__file__).resolve().parents[1]
 
@@ -98,6 +99,7 @@ class Params(Settings):
     reward: RewardConfig
     evaluate: EvaluateConfig
     promote: PromoteConfig
+    sweep: SweepConfig
     tracking: TrackingConfig
 
     @model_validator(mode="after")

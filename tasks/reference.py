@@ -142,6 +142,8 @@ def _annotation_text(kind: Any) -> str:
         return " or ".join([*plain, "null"])
     if origin is typing.Literal:
         return " or ".join(f"`{value}`" for value in arguments)
+    if origin is dict:
+        return "mapping"
     if origin is tuple:
         return f"list of {_annotation_text(arguments[0])}s"
     return _NAMES.get(kind, str(kind))
@@ -184,10 +186,13 @@ def _readers(root: Path) -> dict[str, list[str]]:
 def unwritten(root: Path = PROJECT_ROOT) -> list[str]:
     """Keys that the YAML reader finds in params.yaml and the page's own reader does not."""
     known = _entries(root / "params.yaml")
-    keys = (
-        key.removesuffix(".start").removesuffix(".end") for key in flatten(read_yaml(root / "params.yaml"))
-    )
-    return sorted({key for key in keys if key not in known})
+    keys = {one_row(key) for key in flatten(read_yaml(root / "params.yaml"))}
+    return sorted(keys - set(known))
+
+
+def one_row(key: str) -> str:
+    """The key under whose row of the page a leaf stands: a schedule has two leaves, a search space many."""
+    return re.sub(r"\.(start|end)$|(?<=^sweep\.space)\..*$", "", key)
 
 
 def main() -> None:

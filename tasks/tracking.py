@@ -10,9 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-import resource
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,9 +23,12 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from tasks.dvc_graph import fingerprint, stage_inputs
+from tasks.estimate import write_cost
 from tasks.metric_log import MetricBuffer, Point, metric_name
 from tasks.params import PROJECT_ROOT, Params, TrackingConfig, flatten, load_params, read_yaml
 from tasks.provenance import dvc_process, owner_is_dead, run_tags
+from tasks.usage import GROUP as MACHINE
+from tasks.usage import Usage, gpu_count, peak_memory_mb, start_monitor
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -155,14 +156,19 @@ def _description(experiment: str) -> dict[str, str]:
     return {} if text is None else {"mlflow.note.content": text}
 
 
+def find_orphans(client: MlflowClient, experiment_id: str) -> list[Run]:
+    """Runs that look as if they ran though their process on this machine is gone."""
+    running = client.search_runs([experiment_id], "attributes.status = 'RUNNING'", max_results=1000)
+    return [run for run in running if owner_is_dead(run.data.tags)]
+
+
 def reap_orphans(client: MlflowClient, experiment_id: str) -> list[str]:
     """Set runs to KILLED whose process on this machine is gone (SIGKILL leaves them RUNNING for ever)."""
     reaped = []
-    for run in client.search_runs([experiment_id], "attributes.status = 'RUNNING'", max_results=1000):
-        if owner_is_dead(run.data.tags):
-            client.set_tag(run.info.run_id, "reaped", "true")
-            client.set_terminated(run.info.run_id, "KILLED")
-            reaped.append(run.info.run_id)
+    for run in find_orphans(client, experiment_id):
+        client.set_tag(run.info.run_id, "reaped", "true")
+        client.set_terminated(run.info.run_id, "KILLED")
+        reaped.append(run.info.run_id)
     return reaped
 
 
@@ -180,9 +186,18 @@ class StageRun:
         history = {
             name: [point.step for point in client.get_metric_history(self.run_id, name)]
             for name in run.data.metrics
-            if not name.startswith("system/")
+            if not name.startswith(MACHINE)
         }
-        self._buffer = MetricBuffer(self._send, history, params.tracking.max_points_per_metric)
+        longest = params.tracking.max_points_per_metric
+        self._buffer = MetricBuffer(self._send, history, longest)
+        # Apart, since the machine's samples are counted on their own, not by training steps.
+        self._machine = MetricBuffer(self._send, {}, longest)
+        samples = [m.step for m in run.data._metric_objs if m.key.startswith(MACHINE)]
+        self.next_sample = max(samples, default=0) + 1
+        self.gpus = 0
+        self.usage = Usage(
+            {name: value for name, value in run.data.metrics.items() if name.startswith(MACHINE)}
+        )
         self._has_traces = False
 
     def expect_steps(self, total: int) -> None:
@@ -190,12 +205,28 @@ class StageRun:
         self._buffer.expect_steps(total)
 
     def log_metrics(self, values: Mapping[str, float], step: int) -> None:
-        """Buffer one value per metric. Groups are the part before the slash: `train/loss`, `reward/acc`."""
+        """Buffer one value per metric. Groups are the part before the slash: `sft/loss`, `reward/total`."""
+        self.usage.watch(values)
         self._buffer.add(values, step)
 
     def log_summary(self, values: Mapping[str, float]) -> None:
         """Final numbers, which have no step (stored at step 0)."""
         self._buffer.add(values, 0)
+
+    def history(self, name: str) -> dict[int, float]:
+        """A metric's values by step, those of earlier attempts included; of a step given twice, the later."""
+        self._buffer.flush()
+        points = self._client.get_metric_history(self.run_id, metric_name(name))
+        points.sort(key=lambda point: (point.step, point.timestamp))
+        return {point.step: point.value for point in points}
+
+    def log_machine(self, values: Mapping[str, float], sample: int) -> None:
+        """Buffer a sample of the machine's load; `sample` counts on from earlier attempts."""
+        self._machine.add(values, sample)
+
+    def count_tokens(self, count: float) -> None:
+        """Add tokens that the agent wrote, for tokens per second. Training steps are counted by themselves."""
+        self.usage.count_tokens(count)
 
     def log_artifact(self, path: Path | str, folder: str | None = None) -> None:
         """Store one file under `folder` of the run."""
@@ -285,8 +316,9 @@ class StageRun:
         nonfinite = self._buffer.nonfinite
         if nonfinite:
             self.set_tags({"nonfinite": json.dumps(nonfinite, sort_keys=True)})
-        self.log_summary({"system/peak_memory_megabytes": _peak_memory_mb()})
         self._buffer.close()
+        self._machine.close()
+        self._send_totals()
         if self._has_traces:
             import mlflow
 
@@ -296,6 +328,34 @@ class StageRun:
     def flush_if_due(self) -> None:
         """Send metrics that have waited for some seconds; the background thread calls this."""
         self._buffer.flush_if_due()
+        self._machine.flush_if_due()
+
+    def totals_of(self, run_id: str) -> dict[str, float]:
+        """Time and cost (`sys/…`) of another run of this store; empty if it is gone."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            metrics = self._client.get_run(run_id).data.metrics
+        except MlflowException:
+            return {}
+        return {name: value for name, value in metrics.items() if name.startswith(MACHINE)}
+
+    def draw(self) -> None:
+        """Curves of this run as pictures under `plots/`. An extra: no error here fails a stage that is done."""
+        from tasks.run_figures import run_figures
+
+        self._buffer.flush()
+        try:
+            for name, figure in run_figures(self._client, self.run_id).items():
+                self.log_figure(figure, f"plots/{name}.png")
+        except Exception as error:
+            log.warning("no plots: %s", _first_line(error))
+            self.set_tags({"plots.error": f"{type(error).__name__}: {_first_line(error)}"})
+
+    def _send_totals(self) -> None:
+        """Time and cost so far, at step 0; those of a later attempt replace them as the latest value."""
+        now_ms = int(time.time() * 1000)
+        self._send([Point(name, value, 0, now_ms) for name, value in self.usage.totals(self.gpus).items()])
 
     def _send(self, points: list[Point]) -> None:
         from mlflow.entities import Metric
@@ -341,6 +401,9 @@ def _stage_run(stage: str, params: Params, root: Path) -> Iterator[StageRun]:
         yield run
         if "DVC_STAGE" in os.environ:
             _refuse_changed_inputs(stage, inputs, root)
+        run.draw()
+    if opened.data.tags.get("attempt") == "1":  # a continued run's time would be of its end only
+        write_cost(root, stage, params, peak_memory_mb() * 1e6)
 
 
 @contextmanager
@@ -388,11 +451,46 @@ def pipeline_run(
 
 
 @contextmanager
+def resumable_run(
+    name: str,
+    record: Path,
+    params: Params,
+    root: Path = PROJECT_ROOT,
+    tags: Mapping[str, Any] | None = None,
+    system_metrics: bool = True,
+) -> Iterator[StageRun]:
+    """A run that belongs to no stage, such as a sweep or one of its trials: a child of $TOOLPLAN_PARENT_RUN_ID if set.
+
+    `record` is a file that keeps the run's id: the same run goes on for as long as the file and the run exist.
+    """
+    store = resolve_store(params.tracking, root)
+    client, experiment_id = open_store(store)
+    all_tags = {**run_tags(params, root), **{key: str(value) for key, value in (tags or {}).items()}}
+    if parent := os.environ.get(PARENT_RUN_VARIABLE):
+        all_tags[_PARENT_TAG] = parent
+    earlier = _existing(client, record.read_text(encoding="utf-8") if record.is_file() else None)
+    if earlier is None:
+        opened = client.create_run(experiment_id, tags={**all_tags, "attempt": "1"}, run_name=name)
+    else:
+        opened = _reopen(client, earlier, all_tags)
+    record.parent.mkdir(parents=True, exist_ok=True)
+    record.write_text(opened.info.run_id, encoding="utf-8")
+    run = StageRun(client, opened, params, store.uri)
+    _log_params(client, opened, params)
+    with _open_run(run, params, system_metrics):
+        yield run
+
+
+@contextmanager
 def _open_run(run: StageRun, params: Params, system_metrics: bool = True) -> Iterator[None]:
     """Background flushing and machine metrics while the body runs, and the right status afterwards."""
     stop = threading.Event()
     flusher = threading.Thread(target=_flush_loop, args=(run, stop), name="metric-flusher", daemon=True)
-    monitor = _system_monitor(run, params) if system_metrics else None
+    monitor = None
+    if system_metrics:
+        interval_s = params.tracking.system_metrics_interval_s
+        monitor = start_monitor(run.run_id, run._uri, interval_s, run.next_sample, run.log_machine)
+        run.gpus = gpu_count(monitor)
     status = "FAILED"
     with _terminate_on_sigterm():
         flusher.start()
@@ -438,20 +536,6 @@ def _flush_loop(run: StageRun, stop: threading.Event) -> None:
             stop.wait(15.0)
 
 
-def _system_monitor(run: StageRun, params: Params) -> Any:
-    """MLflow's own sampler of CPU, memory, disk, network and GPU, bound to this run."""
-    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
-
-    monitor = SystemMetricsMonitor(
-        run.run_id,
-        sampling_interval=params.tracking.system_metrics_interval_s,
-        resume_logging=True,
-        tracking_uri=run._uri,
-    )
-    monitor.start()
-    return monitor
-
-
 @contextmanager
 def _terminate_on_sigterm() -> Iterator[None]:
     """Turn the first SIGTERM into `Terminated` in the main thread; later ones don't disturb the clean-up."""
@@ -493,6 +577,15 @@ class RunRecords:
 
 def _unfinished(client: MlflowClient, run_id: str | None) -> Run | None:
     """The run, if it still exists, has not finished, and nobody else is writing it."""
+    run = _existing(client, run_id)
+    if run is None:
+        return None
+    alive = run.info.status == "RUNNING" and not owner_is_dead(run.data.tags)
+    return run if run.info.status in _UNFINISHED and not alive else None
+
+
+def _existing(client: MlflowClient, run_id: str | None) -> Run | None:
+    """The run, if it is still in the store."""
     from mlflow.exceptions import MlflowException
 
     if run_id is None:
@@ -501,9 +594,7 @@ def _unfinished(client: MlflowClient, run_id: str | None) -> Run | None:
         run = client.get_run(run_id)
     except MlflowException:
         return None
-    alive = run.info.status == "RUNNING" and not owner_is_dead(run.data.tags)
-    resumable = run.info.status in _UNFINISHED and run.info.lifecycle_stage == "active"
-    return run if resumable and not alive else None
+    return run if run.info.lifecycle_stage == "active" else None
 
 
 def _reopen(client: MlflowClient, run: Run, tags: Mapping[str, str]) -> Run:
@@ -525,7 +616,8 @@ def _log_params(client: MlflowClient, run: Run, params: Params) -> None:
     from mlflow.entities import Param, RunTag
     from ruamel.yaml import YAML
 
-    flat = {name: str(value) for name, value in flatten(params).items()}
+    # A search space, with names such as `reward.*`, says nothing about a run.
+    flat = {name: str(value) for name, value in flatten(params).items() if not name.startswith("sweep.")}
     known = run.data.params
     new = [Param(name, value) for name, value in flat.items() if name not in known]
     for start in range(0, len(new), 100):
@@ -540,13 +632,6 @@ def _log_params(client: MlflowClient, run: Run, params: Params) -> None:
     text = StringIO()
     YAML(typ="safe", pure=True).dump(params.model_dump(mode="json"), text)
     client.log_text(run.info.run_id, text.getvalue(), "config.yaml")
-
-
-def _peak_memory_mb() -> float:
-    """Largest resident memory of this process or of a finished child, in MB."""
-    unit = 1 if sys.platform == "darwin" else 1024  # macOS reports bytes, Linux kilobytes
-    peaks = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return max(peaks) * unit / 1e6
 
 
 def _first_line(error: BaseException) -> str:

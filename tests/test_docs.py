@@ -18,7 +18,7 @@ from models.trajectory import StopReason
 from tasks.dvc_graph import read_stages
 from tasks.evaluation_report import ITEM_COLUMNS
 from tasks.params import PROJECT_ROOT, Params, flatten, load_params, read_yaml
-from tasks.reference import PAGE, parameters_page, unwritten
+from tasks.reference import PAGE, one_row, parameters_page, unwritten
 from tasks.schema import ITEMS, TRAJECTORIES, TURN
 from tools.errors import ERROR_TABLE
 from tools.vsp import VSP_TOOLS, vsp_registry
@@ -125,7 +125,7 @@ def test_the_parameters_page_is_current() -> None:
 
 def test_the_parameters_page_has_every_key() -> None:
     page = (PROJECT_ROOT / PAGE).read_text(encoding="utf-8")
-    keys = {re.sub(r"\.(start|end)$", "", key) for key in flatten(load_params())}
+    keys = {one_row(key) for key in flatten(load_params())}
     assert not [key for key in keys if f"| `{key}` |" not in page]
 
 
@@ -174,7 +174,7 @@ def test_every_column_of_the_evaluation_is_listed() -> None:
 
 def logged_names() -> set[str]:
     """Metric names in the code's string literals, fields of f-strings as `<>`."""
-    groups = r"sft|grpo|reward|replay|tools|gate|eval|seconds|system|nonfinite"
+    groups = r"sft|grpo|reward|replay|tools|gate|eval|sweep|sys|nonfinite"
     sources = [
         file for folder in ("models", "tasks", "flows") for file in (PROJECT_ROOT / folder).glob("*.py")
     ]

@@ -19,6 +19,7 @@ PACKAGES = ("flows", "tasks", "models", "environments", "tools")
 # They deliver parameters and records; the values themselves are `params` in dvc.yaml.
 PLUMBING = {
     *(f"tasks/{name}.py" for name in ("cli", "dvc_graph", "metric_log", "params", "provenance", "tracking")),
+    "tasks/episode_traces.py",
     *("models/config.py", "environments/vsp/config.py"),
 }
 
@@ -68,7 +69,11 @@ STAGES = read_stages(ROOT)
 def test_an_edit_of_a_module_reruns_exactly_the_stages_that_import_it(stage: str) -> None:
     module = STAGES[stage].command.split()[2]
     wanted = closure(module.replace(".", "/") + ".py")
-    code = {dep for dep in STAGES[stage].deps if dep.split("/")[0] in PACKAGES and not dep.endswith(".html")}
+    code = {
+        dep
+        for dep in STAGES[stage].deps
+        if dep.split("/")[0] in PACKAGES and not dep.endswith((".html", ".css", ".js"))
+    }
     covered = {file for file in wanted for dep in code if file == dep or file.startswith(f"{dep}/")}
     assert not wanted - covered, "imported, but no dep in dvc.yaml"
     unused = {dep for dep in code if not any(file == dep or file.startswith(f"{dep}/") for file in wanted)}
@@ -169,7 +174,7 @@ def test_every_parameter_block_is_followed_in_params_yaml_and_in_the_profile() -
         ]
         assert set(overlay) == plain - {"seed", "threads"}, name
     followed = {key.split(".")[0] for stage in STAGES.values() for key in stage.params}
-    assert set(Params.model_fields) - followed == {"profile", "tracking"}
+    assert set(Params.model_fields) - followed == {"profile", "sweep", "tracking"}
 
 
 @pytest.mark.parametrize("profile", sorted(path.stem for path in (ROOT / "profiles").glob("*.yaml")))

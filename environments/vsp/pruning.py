@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from environments.base import Prompt
-from environments.vsp.prompts import Task
+from environments.vsp.task import Task
 from tools.base import Observation, ToolCall
 
 Strictness = Literal["never", "fatal", "strict"]
