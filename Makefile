@@ -1,6 +1,6 @@
 # `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help run dry-run test mlflow-ui clean
+.PHONY: help run dry-run up down test mlflow-ui remote clean
 
 PYTHON ?= python3.11
 VENV := .venv
@@ -20,6 +20,12 @@ run: $(INSTALLED) ## run the pipeline; stages that are up to date are skipped
 dry-run: $(INSTALLED) ## say what `make run` would do
 	@$(LOCAL) python -m flows.pipeline --dry-run
 
+up: $(INSTALLED) ## start servers and a worker on this machine and deploy the schedules
+	@$(LOCAL) python -m tasks.services up
+
+down: $(INSTALLED) ## stop what `make up` has started
+	@$(LOCAL) python -m tasks.services down
+
 test: $(INSTALLED) ## lint, types and tests
 	ruff check .
 	ruff format --check .
@@ -29,6 +35,11 @@ test: $(INSTALLED) ## lint, types and tests
 mlflow-ui: $(INSTALLED) ## open the records of all runs at http://127.0.0.1:5000
 	@$(LOCAL) MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow ui \
 		--backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///$(CURDIR)/mlflow.db}"
+
+remote: ## share data and models: make remote URL=s3://bucket/path, or a folder; then dvc push
+	@[ -n "$(URL)" ] || { echo "error: name the place: make remote URL=s3://bucket/path (or a folder)" >&2; exit 1; }
+	@python -m dvc remote add --default --force storage "$(URL)"
+	@echo "wrote .dvc/config; commit it. Next: dvc push; others: dvc pull"
 
 clean: ## remove logs, unfinished checkpoints and the caches of test tools; keeps data, models and records
 	rm -rf outputs/logs outputs/.checkpoints .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -24,9 +24,9 @@ def main() -> None:
         prog="python -m benchmarks.weak_start",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Example: python -m benchmarks.weak_start --epochs 0.4",
+        epilog="Example: python -m benchmarks.weak_start --epochs 0.27",
     )
-    parser.add_argument("--epochs", type=float, default=0.4, help="default: 0.4")
+    parser.add_argument("--epochs", type=float, default=0.27, help="default: 0.27")
     os.environ.update(offline_environment())
     train(parser.parse_args().epochs)
 

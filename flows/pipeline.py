@@ -10,106 +10,82 @@ import argparse
 import importlib
 import os
 import re
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
-from prefect import flow, get_run_logger, task
-from prefect.artifacts import create_markdown_artifact
-from prefect.cache_policies import NO_CACHE
+from prefect import flow
 from prefect.runtime import flow_run
+from pydantic import Field
+from pydantic.json_schema import SkipJsonSchema
 
+from flows.artifacts import show_link, show_markdown
+from flows.cancellation import cancellable
+from flows.records import announce_champion, maker, record
+from flows.stage import StageFailed, child_environment, run_stage
 from flows.temporary_server import ServerError, prefect_server, wait_for_server
 from tasks.cli import run_main
-from tasks.dvc_graph import DvcError, Stage, out_of_date, read_stages, stage_fingerprint, upstream
+from tasks.dvc_graph import DvcError, Stage, out_of_date, read_stages, upstream
 from tasks.env import offline_environment
-from tasks.params import PROJECT_ROOT, Params, ParamsError, load_params
-from tasks.pipeline_report import Outcome, StageResult, print_results, read_metrics, stage_table
-from tasks.process_group import CommandTimeout, run_guarded
-from tasks.tracking import PARENT_RUN_VARIABLE, RunRecords, StageRun, pipeline_run
-
-# What DVC repeats after every stage; `git add dvc.lock` once at the end is enough.
-_DVC_HINTS = ("To track the changes", "git add", "To enable auto staging", "dvc config", "Use `dvc push`")
-
-
-class StageFailed(Exception):
-    """A stage ended with an error, or was killed (`killed`), which is worth another attempt."""
-
-    def __init__(self, message: str, killed: bool = False) -> None:
-        super().__init__(message)
-        self.killed = killed
-
-
-def worth_a_retry(task: Any, task_run: Any, state: Any) -> bool:
-    """Only a stage that was killed from outside (out of memory, a lost node) is tried again: it goes on from
-    its checkpoint. An error would come back."""
-    error = state.result(raise_on_failure=False)
-    return isinstance(error, StageFailed) and error.killed
-
-
-@task(
-    task_run_name="dvc:{stage}",
-    cache_policy=NO_CACHE,
-    persist_result=False,
-    retries=1,
-    retry_delay_seconds=5,
-    retry_condition_fn=worth_a_retry,
+from tasks.estimate import config_text, plan_text
+from tasks.overrides import (
+    Optional,
+    Overrides,
+    changed_keys,
+    difference,
+    difference_table,
+    without_default,
+    write_overrides,
 )
-def run_stage(
-    stage: str, up_to_date: bool, root: Path, env: dict[str, str], timeout_s: float | None
-) -> tuple[Outcome, float]:
-    """Bring one stage up to date with `dvc repro -s`; its output goes to the log as it comes.
+from tasks.params import PROJECT_ROOT, Params, ParamsError, load_params
+from tasks.pipeline_report import StageResult, print_results
+from tasks.project_copy import project_copy
+from tasks.run_cards import mlflow_page
+from tasks.tracking import PARENT_RUN_VARIABLE, open_store, pipeline_run, resolve_store
 
-    Raises:
-        StageFailed: DVC or the stage ended with an error.
-    """
-    log = get_run_logger()
-    if up_to_date:
-        log.info("%s: cached", stage)
-        return "cached", 0.0
-    started = time.monotonic()
-    lines: list[str] = []
 
-    def on_line(line: str) -> None:
-        lines.append(line)
-        del lines[:-200]
-        if line.strip() and not line.strip().startswith(_DVC_HINTS):
-            log.info("%s", line)
+class PipelineRun(Optional):
+    """One run of the pipeline, as the form in Prefect asks for it. What is left out is as in params.yaml."""
 
-    command = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item", stage]
-    try:
-        code = run_guarded(command, on_line, root, env, timeout_s)
-    except CommandTimeout as error:
-        raise StageFailed(f"stage {stage}: {error}; raise --timeout-hours, then run again") from error
-    if code != 0:
-        raise _failure(stage, lines)
-    ran = any(line.startswith(f"Running stage '{stage}'") for line in lines)
-    return ("ran" if ran else "cached"), time.monotonic() - started
+    profile: str | SkipJsonSchema[None] = Field(
+        None,
+        description="file in profiles/; absent: the one that params.yaml names",
+        json_schema_extra=without_default,
+    )
+    stages: list[str] | SkipJsonSchema[None] = Field(
+        None,
+        description="only these stages of dvc.yaml; absent: all",
+        json_schema_extra=without_default,
+    )
+    timeout_hours: float = Field(24.0, gt=0, description="longest time for one stage")
+    overrides: Overrides = Field(
+        default_factory=Overrides,
+        description="parameters for this run only; it is made on a copy of the project",
+    )
+
+
+AS_IT_STANDS = PipelineRun()
+_NOT_THERE = StageResult("", "skipped")
 
 
 def run_name() -> str:
     """Names the flow run after its profile: Prefect's own names are random words."""
     given = flow_run.parameters
-    return f"pipeline-{given['profile'] or load_params(Path(given['root']) / 'params.yaml').profile}"
+    run = PipelineRun.model_validate(given["run"])
+    root = Path(given["root"] or PROJECT_ROOT)
+    return f"pipeline-{run.profile or load_params(root / 'params.yaml').profile}"
 
 
 @flow(name="pipeline", flow_run_name=run_name)
-def pipeline(
-    profile: str | None = None,
-    stages: list[str] | None = None,
-    timeout_hours: float = 24.0,
-    root: Path = PROJECT_ROOT,
-) -> dict[str, str]:
+def pipeline(run: PipelineRun = AS_IT_STANDS, root: Path | None = None) -> dict[str, str]:
     """Bring the pipeline up to date and record it.
 
     Args:
-        profile: switch params.yaml to this profile first.
-        stages: only these, in DVC's order; all when absent.
-        timeout_hours: longest time for one stage.
-        root: folder of dvc.yaml.
+        run: what to run. With another profile or with overrides it runs on a copy of the project, whose
+            results go to the DVC cache and to MLflow; params.yaml stays as it is.
+        root: folder of dvc.yaml; this project's own when absent.
 
     Returns:
         For each stage `ran`, `cached` or `skipped`.
@@ -119,23 +95,37 @@ def pipeline(
     """
     if "DVC_STAGE" in os.environ:
         raise ParamsError("the pipeline was started inside a DVC stage; stages run tasks, not flows")
-    params = choose_profile(root, profile)
-    graph = select(read_stages(root, params.profile), stages)
-    try:
-        with FileLock(root / ".dvc" / "tmp" / "pipeline.lock", timeout=0):
-            return _run_all(params, graph, timeout_hours * 3600, root)
-    except Timeout:
-        raise ParamsError(f"another pipeline is at work in {root}; wait for it, or stop it") from None
+    root = PROJECT_ROOT if root is None else root
+    params = load_params(root / "params.yaml")
+    env = child_environment()
+    changes = changed_keys(run.overrides)
+    if not changes and run.profile in (None, params.profile):
+        return _run_all(params, run, root, env, {})
+    store = resolve_store(params.tracking, root)
+    open_store(store)  # made here, so that records and artifacts lie with the project's own
+    with project_copy(root, str(flow_run.get_id()), env) as copy:
+        tried = write_overrides(copy, run.profile, changes)
+        differs = difference(params, tried)
+        show_markdown("overrides", difference_table(differs), "what this run changes in params.yaml")
+        text = "; ".join(f"{key}: {old} -> {new}" for key, (old, new) in differs.items())
+        tracking = tried.tracking.model_copy(update={"tracking_uri": store.uri})
+        tried = tried.model_copy(update={"tracking": tracking})
+        return _run_all(tried, run, copy, {**env, "MLFLOW_TRACKING_URI": store.uri}, {"overrides": text})
 
 
-def _run_all(params: Params, graph: Mapping[str, bool], timeout_s: float, root: Path) -> dict[str, str]:
+def _run_all(
+    params: Params, options: PipelineRun, root: Path, base_env: Mapping[str, str], tags: Mapping[str, str]
+) -> dict[str, str]:
     """Bring the selected stages up to date, inside one MLflow parent run."""
     stages = read_stages(root, params.profile)
-    base_env = child_environment()
-    stale = out_of_date(root, base_env)
+    graph = select(stages, options.stages)
     flow_id = str(flow_run.get_id())
+    timeout_s = options.timeout_hours * 3600
     results = {name: StageResult(name, "skipped") for name in graph}
-    with pipeline_run(params, root, {"prefect.flow_run_id": flow_id}) as run:
+    records = pipeline_run(params, root, {"prefect.flow_run_id": flow_id, **tags})
+    with cancellable(), only_pipeline(root), records as run:
+        show_link("mlflow-run", mlflow_page(run.experiment_id, run.run_id), "this pipeline run in MLflow")
+        stale = out_of_date(root, base_env)
         env = {**base_env, PARENT_RUN_VARIABLE: run.run_id, "TOOLPLAN_FLOW_RUN_ID": flow_id}
         try:
             for name in (name for name, selected in graph.items() if selected):
@@ -152,47 +142,23 @@ def _run_all(params: Params, graph: Mapping[str, bool], timeout_s: float, root: 
                 results[name] = StageResult(name, outcome, seconds, run_id=maker(name, params, root))
         finally:
             record(run, list(results.values()), root)
+        if results.get("promote", _NOT_THERE).outcome == "ran":
+            announce_champion(params, root)
     return {name: result.outcome for name, result in results.items()}
 
 
-def maker(stage: str, params: Params, root: Path) -> str | None:
-    """The MLflow run that made a stage's present outputs."""
-    return RunRecords(root, stage).run_id(stage_fingerprint(stage, params, root))
+@contextmanager
+def only_pipeline(root: Path) -> Iterator[None]:
+    """One pipeline at a time in a folder.
 
-
-def record(run: StageRun, results: Sequence[StageResult], root: Path) -> None:
-    """Write what became of each stage to the parent run and to Prefect's artifacts."""
-    table = stage_table(results, run.experiment_id)
-    tags = {f"stage.{result.stage}": result.outcome for result in results}
-    links = {f"stage.{result.stage}.run_id": result.run_id for result in results if result.run_id}
-    run.set_tags({**tags, **links, "mlflow.note.content": table})
-    run.log_summary({f"seconds/{result.stage}": result.seconds for result in results if result.seconds})
-    _artifact("pipeline-stages", table)
-    evaluated = any(result.stage == "evaluate" and result.outcome in {"ran", "cached"} for result in results)
-    if evaluated and (metrics := read_metrics(root)):
-        from tasks.evaluation_report import markdown_table
-
-        _artifact("evaluation", markdown_table(metrics))
-
-
-def _artifact(key: str, markdown: str) -> None:
-    """Show a table in Prefect. It is an extra: a server that refuses it must not fail the pipeline."""
+    Raises:
+        ParamsError: another is at work.
+    """
     try:
-        create_markdown_artifact(markdown, key=key)
-    except Exception as error:
-        get_run_logger().warning("Prefect did not take the artifact %s: %s", key, error)
-
-
-def child_environment() -> dict[str, str]:
-    """The environment of stages: this Python first on PATH, nothing reported to anyone."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    return {
-        **os.environ,
-        **offline_environment(),
-        "PATH": path,
-        "PYTHONUNBUFFERED": "1",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    }
+        with FileLock(root / ".dvc" / "tmp" / "pipeline.lock", timeout=0):
+            yield
+    except Timeout:
+        raise ParamsError(f"another pipeline is at work in {root}; wait for it, or stop it") from None
 
 
 def choose_profile(root: Path, profile: str | None) -> Params:
@@ -219,16 +185,6 @@ def select(stages: Mapping[str, Stage], wanted: list[str] | None) -> dict[str, b
     return {name: wanted is None or name in wanted for name in stages}
 
 
-def _failure(stage: str, lines: list[str]) -> StageFailed:
-    """The stage's own error lines say more than DVC's."""
-    own = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    dvc = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
-    code = re.search(r"exited with (-?\d+)", "\n".join(dvc))
-    number = int(code.group(1)) if code else 0
-    killed = number in {-9, 137}
-    return StageFailed(f"stage {stage}: {'; '.join(own or dvc or lines[-1:]) or 'no output'}", killed)
-
-
 def dry_run(root: Path, profile: str | None, wanted: list[str] | None) -> None:
     """Print what a run would do, without Prefect and MLflow and without writing anything."""
     params = load_params(root / "params.yaml", profile)
@@ -239,6 +195,8 @@ def dry_run(root: Path, profile: str | None, wanted: list[str] | None) -> None:
     else:
         stale = {name: [f"profile {params.profile}"] for name in stages}
     print(f"profile {params.profile}, seed {params.seed}")
+    print(config_text(params, root))
+    print("stages:")
     running: set[str] = set()
     for name, selected in graph.items():
         after = upstream(stages[name], stages) & running
@@ -250,6 +208,7 @@ def dry_run(root: Path, profile: str | None, wanted: list[str] | None) -> None:
             print(f"  run     {name:<12} {'; '.join(why[:3])}{' …' if len(why) > 3 else ''}")
         else:
             print(f"  cached  {name}")
+    print(plan_text([name for name in graph if name in running], params, root))
 
 
 def main() -> int:
@@ -274,7 +233,7 @@ def main() -> int:
     with prefect_server() as patience_s:
         importlib.import_module("mlflow")  # takes three seconds, in which the temporary server starts
         wait_for_server(patience_s)
-        outcomes = pipeline(stages=arguments.stages, timeout_hours=arguments.timeout_hours)
+        outcomes = pipeline(PipelineRun(stages=arguments.stages, timeout_hours=arguments.timeout_hours))
     print_results(outcomes, PROJECT_ROOT)
     return 0
 

@@ -1,6 +1,7 @@
 """Stage 1: write the cold start, expert trajectories on VSP with every tool call really executed.
 
     data/cold_start/train-00000-of-000NN.parquet …    trajectories (tasks.schema.TRAJECTORIES)
+                    train-ingested-*.parquet           those of data/ingested, if any (tasks.ingest)
                     validation-00000-of-00001.parquet  trajectories on validation maps
                     validation_items.parquet           questions on validation maps (tasks.schema.ITEMS)
                     test_items.parquet                 questions on test maps, at unseen sizes too
@@ -26,7 +27,7 @@ import sys
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -42,6 +43,7 @@ from environments.vsp.expert import demonstrate
 from environments.vsp.maps import Split
 from environments.vsp.plan import MapPlan, PlanError, Planner
 from environments.vsp.prompts import VSP
+from tasks.ingested import INGESTED_SPLIT, ingested_name, ingested_parts, is_ingested
 from tasks.schema import ITEMS, TRAJECTORIES, item_row, iter_trajectories, trajectory_row
 from tools.cache import ToolResultCache
 from tools.executor import ToolExecutor
@@ -85,12 +87,17 @@ class FileReport:
 
 
 def build_cold_start(
-    config: ColdStartConfig, seed: int, out_dir: Path, progress: Callable[[int, int], None] | None = None
+    config: ColdStartConfig,
+    seed: int,
+    out_dir: Path,
+    progress: Callable[[int, int], None] | None = None,
+    ingested: Sequence[Path] = (),
 ) -> dict[str, Any]:
     """Write the data set into `out_dir`, replacing an older one, and return its manifest.
 
     All files are written next to `out_dir` and moved there at the end; a build that ends early leaves
-    nothing. `progress(done, total)` counts rows. Raises ColdStartError if `out_dir` holds something else,
+    nothing. `progress(done, total)` counts rows. `ingested`: files of trajectories from elsewhere that are
+    taken in as they are. Raises ColdStartError if `out_dir` holds something else,
     PlanError if the settings ask for more than exists, OSError if it cannot be written.
     """
     out_dir = Path(out_dir).resolve()
@@ -100,11 +107,27 @@ def build_cold_start(
         )
     with _staging(out_dir) as staging:
         reports = _write_files(config, seed, staging, progress or (lambda done, total: None))
+        reports += [
+            _take_in(part, staging / ingested_name(number, len(ingested)))
+            for number, part in enumerate(ingested)
+        ]
         manifest = _manifest(config, seed, reports)
         (staging / "manifest.json").write_text(
             json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8"
         )
     return manifest
+
+
+def _take_in(part: Path, path: Path) -> FileReport:
+    """Copy a file of trajectories from elsewhere. Raises ColdStartError if it is not one."""
+    try:
+        shutil.copyfile(part, path)
+        rows = pq.read_table(path, columns=["map_hash", *COUNTED]).to_pylist()
+    except (pa.ArrowException, FileNotFoundError) as error:
+        problem = " ".join(str(error).split())
+        raise ColdStartError(f"{part} cannot be read ({problem}); restore it with `dvc checkout`") from None
+    counts = Counter((row["task"], row["kind"], row["size"]) for row in rows)
+    return _report(path, Split.TRAIN, len(rows), len({row["map_hash"] for row in rows}), counts)
 
 
 @contextmanager
@@ -270,23 +293,34 @@ def write_file(plan: FilePlan, config: ColdStartConfig, seed: int, folder: Path)
         dictionary_pagesize_limit=1 << 30,  # the default of 1 MiB stores a map's picture once per question
         write_statistics=False,  # of pictures and nested turns they are of no use
     )
+    return _report(path, plan.split, len(rows), len(plan.maps), counts)
+
+
+def _report(
+    path: Path, split: Split | None, rows: int, maps: int, counts: Counter[tuple[str, str, int]]
+) -> FileReport:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return FileReport(plan.name, plan.split, len(rows), len(plan.maps), digest, path.stat().st_size, counts)
+    return FileReport(path.name, split, rows, maps, digest, path.stat().st_size, counts)
 
 
 def _manifest(config: ColdStartConfig, seed: int, reports: list[FileReport]) -> dict[str, Any]:
     groups: dict[str, list[FileReport]] = {}
     for report in reports:
-        groups.setdefault(
-            str(report.split) if report.split else report.name.removesuffix(".parquet"), []
-        ).append(report)
+        groups.setdefault(_group(report), []).append(report)
     return {
         "seed": seed,
         "config": config.model_dump(mode="json", exclude={"workers"}),  # on which the data do not depend
         "splits": {name: _counts(group) for name, group in sorted(groups.items())},
         "files": {r.name: {"rows": r.rows, "sha256": r.sha256, "bytes": r.size_bytes} for r in reports},
     }
+
+
+def _group(report: FileReport) -> str:
+    """The files that the manifest counts together."""
+    if is_ingested(report.name):
+        return "ingested"
+    return str(report.split) if report.split else report.name.removesuffix(".parquet")
 
 
 def _counts(reports: list[FileReport]) -> dict[str, Any]:
@@ -335,25 +369,31 @@ def main() -> None:
     # SIGTERM arrives as an exception in a stage run, so that the unfinished folder goes
     with stage_run("cold_start", params) as run:
         with _progress() as progress:
-            manifest = build_cold_start(params.data, params.seed, arguments.out, progress)
+            parts = ingested_parts()
+            manifest = build_cold_start(params.data, params.seed, arguments.out, progress, parts)
         write_tokenizer(params, arguments.out, arguments.out.parent / "tokenizer")
         size = sum(file["bytes"] for file in manifest["files"].values())
         run.log_summary({"data/bytes": size} | _count_metrics(manifest))
         run.log_artifact(arguments.out / "manifest.json", "data")
-    logger.info(
-        "wrote %s: %d training trajectories, %.1f MB", arguments.out, params.data.n_trajectories, size / 1e6
-    )
+    rows = sum(counts["rows"] for name, counts in manifest["splits"].items() if name in ("train", "ingested"))
+    logger.info("wrote %s: %d training trajectories, %.1f MB", arguments.out, rows, size / 1e6)
 
 
 def write_tokenizer(params: Params, data: Path, folder: Path) -> None:
-    """Train the tiny policy's tokenizer on the first training trajectories and save it to `folder`."""
+    """Train the tiny policy's tokenizer on the first training trajectories and save it to `folder`.
+
+    Those from elsewhere come first: they are few, and their words are the ones that the experts never use.
+    """
     from models.demonstrations import demonstration_text
     from models.tokenizer import train_tokenizer
     from tasks.workspace import fresh_folder
 
     registry = vsp_registry()
-    shown = itertools.islice(iter_trajectories(data, "train"), TOKENIZER_TRAJECTORIES)
-    texts = [demonstration_text(each, registry, params.agent) for each in shown]
+    shown = iter_trajectories(data, "train")
+    if any(is_ingested(path.name) for path in data.iterdir()):
+        shown = itertools.chain(iter_trajectories(data, INGESTED_SPLIT), shown)
+    first = itertools.islice(shown, TOKENIZER_TRAJECTORIES)
+    texts = [demonstration_text(each, registry, params.agent) for each in first]
     with fresh_folder(folder) as draft:
         train_tokenizer(texts, params.policy.vocab_size).save_pretrained(draft)
 

@@ -51,7 +51,8 @@ def validate(
     )
     if docs_dir is not None and docs_dir.exists():
         shutil.rmtree(docs_dir)
-    results = run_suites(suites(config, data), frames, config.report_rows, docs_dir)
+    checks = suites(config, data, ingested="ingested" in frames)
+    results = run_suites(checks, frames, config.report_rows, docs_dir)
     return GateReport({name: len(frame) for name, frame in frames.items()}, tuple(results))
 
 
@@ -91,13 +92,14 @@ def main() -> None:
         REPORT.write_text(report.to_json(), encoding="utf-8")
         rows = {f"gate/{frame}": count for frame, count in report.rows.items()}
         counts = {"gate/expectations": len(report.results), "gate/failed": len(report.failures)}
-        run.log_summary(rows | counts)
+        run.log_summary(rows | counts | {"gate/ingested_share": report.ingested_share})
         run.log_artifact(REPORT, "validation")
         run.log_artifacts(DATA_DOCS, "data_docs")
         manifest = arguments.data / MANIFEST
         if manifest.is_file():
             digest = hashlib.sha256(manifest.read_bytes()).hexdigest()
-            run.log_dataset("cold_start", arguments.data, digest, "validation", report.rows["trajectories"])
+            trajectories = report.rows["trajectories"] + report.rows.get("ingested", 0)
+            run.log_dataset("cold_start", arguments.data, digest, "validation", trajectories)
         if not (report.success or arguments.warn_only):
             raise GateFailed(report)
     for line in report.lines():

@@ -41,12 +41,18 @@ class Suite:
     checks: tuple[Check, ...]
 
 
-def suites(config: ValidateConfig, data: ColdStartConfig) -> list[Suite]:
-    """All that must hold before anything is trained, files first."""
+def suites(config: ValidateConfig, data: ColdStartConfig, ingested: bool = False) -> list[Suite]:
+    """All that must hold before anything is trained, files first.
+
+    `ingested`: there are trajectories from elsewhere. Several may answer one question, unlike the experts'.
+    """
+    asked_once = _unique("map_hash", "question").about
+    taken_in = tuple(check for check in _trajectory_checks(config, data) if check.about != asked_once)
     return [
         Suite("files", "file", tuple(_file_checks())),
         Suite("shares", "measure", tuple(_share_checks())),
         Suite("trajectories", "trajectory_id", tuple(_trajectory_checks(config, data))),
+        *([Suite("ingested", "trajectory_id", taken_in)] if ingested else []),
         Suite("turns", "trajectory_id", tuple(_turn_checks())),
         Suite("items", "prompt_id", tuple(_item_checks(data))),
     ]

@@ -1,4 +1,7 @@
-"""From the files of a data set to flat frames: a row per file, share, trajectory, turn, held-out item."""
+"""From the files of a data set to flat frames: a row per file, share, trajectory, turn, held-out item.
+
+Trajectories from elsewhere are a frame of their own, which is there only if they are.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from environments.vsp.maps import Split
 from environments.vsp.prompts import Task
 from tasks.gate.facts import PictureReader, TurnReader, question_facts, trajectory_facts, true_map
 from tasks.gate.files import MANIFEST, file_rows, iter_rows, read_manifest, read_table
+from tasks.ingested import is_ingested
 from tasks.schema import ITEMS, TRAJECTORIES
 from tools.registry import ToolRegistry
 
@@ -57,11 +61,13 @@ def build_frames(
             builder.add(name, table)
     trajectories = _frame(builder.trajectories, _columns(TRAJECTORIES, builder.trajectory))
     items = _frame(builder.items, _columns(ITEMS, builder.item))
+    ingested = _frame(builder.ingested, list(trajectories))
     no_turn = builder.turn("", {"trajectory_id": None, "tools": None}, 0, None)
     return {
         "files": _frame(files, list(manifest)),
         "shares": pd.DataFrame(_shares(trajectories, items, config, share_tolerance)),
         "trajectories": trajectories,
+        **({"ingested": ingested} if len(ingested) else {}),
         "turns": _frame(builder.turns, list(no_turn)),
         "items": items,
     }
@@ -74,6 +80,7 @@ class _Builder:
         self, registry: ToolRegistry, read_picture: PictureReader, token_lengths: TokenLengths
     ) -> None:
         self.trajectories: list[Facts] = []
+        self.ingested: list[Facts] = []  # trajectories from elsewhere, which the settings ask no shares of
         self.turns: list[Facts] = []
         self.items: list[Facts] = []
         self._registry = registry
@@ -88,9 +95,8 @@ class _Builder:
             self.items += [self.item(name, row) for row in rows]
         else:
             lengths = self._token_lengths(rows)
-            self.trajectories += [
-                self.trajectory(name, row, tokens) for row, tokens in zip(rows, lengths, strict=True)
-            ]
+            facts = self.ingested if is_ingested(name) else self.trajectories
+            facts += [self.trajectory(name, row, tokens) for row, tokens in zip(rows, lengths, strict=True)]
             self.turns += [
                 self.turn(name, row, position, turn)
                 for row in rows

@@ -56,6 +56,12 @@ class GateReport:
     results: tuple[CheckResult, ...]
 
     @property
+    def ingested_share(self) -> float:
+        """Share of the trajectories that came from elsewhere (`tasks.ingest`), validation ones included."""
+        ingested = self.rows.get("ingested", 0)
+        return ingested / max(1, ingested + self.rows.get("trajectories", 0))
+
+    @property
     def success(self) -> bool:
         return all(result.success for result in self.results)
 
@@ -67,6 +73,8 @@ class GateReport:
         """What a person needs to read: every failed expectation and its first bad rows, or that all hold."""
         total = len(self.results)
         counted = ", ".join(f"{count} {frame}" for frame, count in self.rows.items())
+        if self.ingested_share:
+            counted += f"; {self.ingested_share:.1%} of the trajectories are ingested"
         if self.success:
             return [f"the data passed: all {total} expectations hold ({counted})"]
         head = f"the data failed {len(self.failures)} of {total} expectations ({counted})"

@@ -16,7 +16,8 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from flows.pipeline import StageFailed, choose_profile, dry_run, pipeline
+from flows.pipeline import PipelineRun, choose_profile, dry_run, pipeline
+from flows.stage import StageFailed
 from tasks.params import PROJECT_ROOT, ParamsError, load_params
 from tasks.tracking import open_store, resolve_store
 
@@ -46,7 +47,7 @@ def start_flow(root: Path) -> subprocess.Popen[str]:
 
     code = (
         "import sys; from pathlib import Path; from tasks.cli import run_main\n"
-        "from flows.pipeline import StageFailed, pipeline\n"
+        "from flows.pipeline import pipeline; from flows.stage import StageFailed\n"
         "run_main(lambda: pipeline(root=Path(sys.argv[1])) and 0, StageFailed)"
     )
     return subprocess.Popen(
@@ -113,7 +114,10 @@ def test_a_stage_killed_from_outside_is_tried_again(small_project: Path) -> None
     script = (small_project / "stage.py").read_text()
     once = "import os\nif not os.path.exists('died'):\n    open('died', 'w').close()\n    os.kill(os.getpid(), 9)\n"
     (small_project / "stage.py").write_text(once + script)
-    assert pipeline(root=small_project, stages=["first"]) == {"first": "ran", "second": "skipped"}
+    assert pipeline(PipelineRun(stages=["first"]), root=small_project) == {
+        "first": "ran",
+        "second": "skipped",
+    }
     assert calls(small_project) == ["first"]
 
 
@@ -150,7 +154,7 @@ def test_a_second_pipeline_in_the_same_folder_is_one_line_and_not_a_lock_error(s
 
 def test_a_stage_that_does_not_exist_is_named(small_project: Path) -> None:
     with pytest.raises(ParamsError, match=r"no stage third in dvc\.yaml; there are first, second"):
-        pipeline(root=small_project, stages=["third"])
+        pipeline(PipelineRun(stages=["third"]), root=small_project)
 
 
 def test_a_flow_inside_a_stage_is_refused(small_project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,6 +175,22 @@ def test_choosing_a_profile_changes_one_line_and_a_wrong_one_none(small_project:
     ]
     assert len(changed) == 1
     assert re.match(r"profile: gpu\s+#", changed[0][1])
+
+
+def test_overrides_without_services_leave_the_project_alone_and_record_in_its_store(
+    small_project: Path,
+) -> None:
+    commit = ["-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "-m", "start"]
+    for command in (["add", "--all"], commit):
+        subprocess.run(["git", *command], cwd=small_project, check=True)
+    before = (small_project / "params.yaml").read_bytes()
+    asked = PipelineRun.model_validate({"overrides": {"grpo": {"lr": 0.125}}, "profile": "gpu"})
+    assert pipeline(asked, root=small_project) == {"first": "ran", "second": "ran"}
+    assert (small_project / "params.yaml").read_bytes() == before
+    assert calls(small_project) == []
+    (run,) = pipeline_runs(small_project)
+    assert run.data.tags["profile"] == "gpu"
+    assert "-> 0.125" in run.data.tags["overrides"]
 
 
 def test_a_dry_run_says_what_would_happen_and_writes_nothing(
