@@ -146,6 +146,7 @@ def train_sft(
             "sft/agent_tokens": agent_tokens,
             "sft/padding_share": 1 - tokens / padded,
             "sft/grad_norm": grad_norm,
+            "sft/dropped_sequences": plan.dropped,
         }
         done = step + 1
         if done % config.checkpoint_every == 0 and done < total:
