@@ -1,8 +1,7 @@
 """One GRPO run under changed settings, measured as it goes: the unit that the learning benchmarks compare.
 
-An arm starts from the SFT policy of the pipeline (`dvc repro sft` makes it), or from one that was cut short
-(`python -m benchmarks.weak_start`), and asks fresh training maps; success is greedy, on validation maps that no
-training uses. A finished run is a file and is not made again.
+Every arm starts from the SFT policy of the pipeline (`dvc repro sft` makes it) and asks fresh training maps;
+success is greedy, on validation maps that no training uses. A finished run is a file and is not made again.
 """
 
 from __future__ import annotations
@@ -50,7 +49,6 @@ class Budget:
     items: int  # validation questions, spread over the sizes
     sizes: tuple[int, ...]
     stop_at: float | None = None  # end when validation success reaches this
-    weak_start: bool = False  # from benchmarks.weak_start, not from the pipeline's SFT policy
 
 
 def run_arms(
@@ -111,7 +109,7 @@ def run_arm(params: Params, budget: Budget) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     cache = ToolResultCache(params.rollout.cached_results)
-    parts, state = build_parts(params, cache, RESULTS / "weak_start" if budget.weak_start else None)
+    parts, state = build_parts(params, cache)
     questions, unseen = validation_maps(budget, "curve"), validation_maps(budget, "end")
     curve: list[dict[str, Any]] = []
     rollouts, tokens = 0, 0

@@ -1,8 +1,7 @@
 """What the parts of the GRPO loop are worth, measured: replay, guards, reward weights, and the gain over SFT.
 
-Each benchmark compares arms (settings over params.yaml) on several seeds, on navigation without ASTAR: `gain` from
-the pipeline's SFT policy, the others from one that was cut short, which has more to gain and more to lose. Results
-are files under outputs/benchmarks: an interrupted benchmark goes on.
+Each benchmark compares arms (settings over params.yaml) on several seeds, all from the pipeline's SFT policy, on
+navigation without ASTAR. Results are files under outputs/benchmarks: an interrupted benchmark goes on.
 """
 
 from __future__ import annotations
@@ -159,13 +158,13 @@ BENCHMARKS = {
                 {**REPLAY, "grpo.replay.max_age": 10_000, "grpo.replay.max_divergence": 1e6},
             ),
         ),
-        Budget(steps=24, eval_every=2, items=120, sizes=SMALL, stop_at=0.72, weak_start=True),
+        Budget(steps=20, eval_every=1, items=120, sizes=SMALL, stop_at=0.78),
         5,
         replay_table,
     ),
     "stability": Benchmark(
         (Arm("guards on", GUARDS_ON), Arm("guards off", GUARDS_OFF)),
-        Budget(steps=12, eval_every=4, items=90, sizes=SMALL, weak_start=True),
+        Budget(steps=12, eval_every=4, items=90, sizes=SMALL),
         20,
         stability_table,
     ),
@@ -183,7 +182,7 @@ BENCHMARKS = {
             )
             for tool, accuracy in ((0.0, 1.0), (1.0, 2.0), (1.0, 1.0), (2.0, 1.0), (4.0, 1.0))
         ),
-        Budget(steps=12, eval_every=6, items=120, sizes=SMALL, weak_start=True),
+        Budget(steps=12, eval_every=6, items=120, sizes=SMALL),
         3,
         end_table,
     ),

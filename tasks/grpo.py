@@ -6,7 +6,6 @@ import argparse
 import hashlib
 import json
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.cli import run_main
@@ -88,13 +87,8 @@ def _describe(run: StageRun, questions: list[Prompt]) -> None:
     run.log_dataset("validation_items", source, digest, "validation", len(questions))
 
 
-def build_parts(
-    params: Params, cache: ToolResultCache, start: Path | None = None
-) -> tuple[GRPOParts, GRPOState]:
-    """Policy, frozen reference, DeepSpeed engine, sampler and prompt source, and the state before step 0.
-
-    `start` is the folder of the policy to begin with; that of stage sft if absent.
-    """
+def build_parts(params: Params, cache: ToolResultCache) -> tuple[GRPOParts, GRPOState]:
+    """Policy, frozen reference, DeepSpeed engine, sampler and prompt source, and the state before step 0."""
     from environments.vsp.prompts import VSP
     from models.curriculum import prompt_source
     from models.grpo import GRPOParts, GRPOState
@@ -105,8 +99,7 @@ def build_parts(
     from tools.vsp import VSP_TOOLS
 
     config = params.grpo
-    folder = start or OUTPUTS / "sft"
-    policy, reference = open_policy(folder, params), open_policy(folder, params)
+    policy, reference = open_policy(OUTPUTS / "sft", params), open_policy(OUTPUTS / "sft", params)
     reference.model.requires_grad_(False)
     if config.advantage == "gae":
         policy.model.add_critic()
