@@ -93,6 +93,7 @@ def _evaluate(params: Params, run: StageRun) -> None:
     from tasks.engines import open_policy
     from tasks.episode_traces import log_traces
     from tasks.evaluation_report import compare, markdown_table, summarise
+    from tasks.plots import write_accuracy_by_size, write_summary
     from tasks.workspace import OUTPUTS, ProgressLog, fresh_folder
 
     suites = load_suites(params)
@@ -125,6 +126,8 @@ def _evaluate(params: Params, run: StageRun) -> None:
     with fresh_folder(OUTPUTS / "evaluation") as folder:
         items.to_parquet(folder / "items.parquet", index=False)
         _write_json(metrics, folder / "metrics.json")
+        write_summary(metrics, folder / "summary.json")
+        write_accuracy_by_size(metrics[HELD_OUT], folder / "accuracy_by_size.csv")
         facts = {"grpo_against_sft": compared, "maps_shared_with_training": _training_overlap(suites)}
         _write_json(facts, folder / "comparison.json")
         _write_figures(metrics, folder / "figures")

@@ -38,6 +38,7 @@ def run_grpo(params: Params) -> None:
 
 def _train(params: Params, run: StageRun) -> None:
     from models.grpo import grpo_step
+    from tasks.plots import write_curves
     from tasks.rollout_store import save_rollouts
     from tasks.workspace import OUTPUTS, ProgressLog, fresh_folder, stage_checkpoints, use_threads
     from tools.cache import ToolResultCache
@@ -73,6 +74,8 @@ def _train(params: Params, run: StageRun) -> None:
         restore(parts, state, best)
     with fresh_folder(OUTPUTS / "grpo") as folder:
         parts.policy.save(folder)
+    with fresh_folder(OUTPUTS / "curves" / "grpo") as folder:
+        write_curves(run, ("reward/total", "grpo/validation_success"), folder)
     with fresh_folder(OUTPUTS / "rollouts") as folder:
         save_rollouts(folder, state.replay)
     checkpoints.clear()

@@ -54,6 +54,7 @@ def _train(params: Params, stage: str, run: StageRun | None) -> None:
 
     from models.policy import build_policy
     from models.sft import train_sft
+    from tasks.plots import write_curves
     from tasks.workspace import (
         OUTPUTS,
         TOKENIZER,
@@ -94,6 +95,8 @@ def _train(params: Params, stage: str, run: StageRun | None) -> None:
     if run is not None:
         with fresh_folder(OUTPUTS / stage) as folder:
             policy.save(folder)
+        with fresh_folder(OUTPUTS / "curves" / stage) as folder:
+            write_curves(run, ("sft/loss", "sft/validation_loss"), folder)
         checkpoints.clear()
 
 
