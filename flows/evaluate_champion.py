@@ -10,7 +10,6 @@ from prefect.cache_policies import NO_CACHE
 from pydantic import Field
 
 from flows.artifacts import show_link, show_table
-from flows.cancellation import cancellable
 from tasks import fresh_evaluation
 from tasks.params import PROJECT_ROOT, Settings, load_params
 from tasks.run_cards import mlflow_page
@@ -47,8 +46,7 @@ def evaluate_champion(run: EvaluationRun = _TODAY, root: Path | None = None) -> 
         RegistryError: the registry has no champion.
     """
     day = run.day or fresh_evaluation.today()
-    with cancellable():
-        result = ask(day, run.per_size, PROJECT_ROOT if root is None else root)
+    result = ask(day, run.per_size, PROJECT_ROOT if root is None else root)
     show_table("champion-on-fresh-maps", fresh_evaluation.table(result), f"{day}, new maps of the test split")
     show_link("mlflow-run", mlflow_page(result.experiment_id, result.run_id), "this evaluation in MLflow")
     return {name: accuracy["accuracy"] for name, accuracy in result.accuracies.items()}

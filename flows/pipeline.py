@@ -22,7 +22,6 @@ from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
 from flows.artifacts import show_link, show_markdown
-from flows.cancellation import cancellable
 from flows.records import announce_champion, maker, record
 from flows.stage import StageFailed, child_environment, run_stage
 from flows.temporary_server import ServerError, prefect_server, wait_for_server
@@ -30,6 +29,7 @@ from tasks.cli import run_main
 from tasks.dvc_graph import DvcError, Stage, out_of_date, read_stages, upstream
 from tasks.env import offline_environment
 from tasks.estimate import config_text, plan_text
+from tasks.health.locks import check_dvc_lock
 from tasks.overrides import (
     Optional,
     Overrides,
@@ -123,7 +123,7 @@ def _run_all(
     timeout_s = options.timeout_hours * 3600
     results = {name: StageResult(name, "skipped") for name in graph}
     records = pipeline_run(params, root, {"prefect.flow_run_id": flow_id, **tags})
-    with cancellable(), only_pipeline(root), records as run:
+    with only_pipeline(root), records as run:
         show_link("mlflow-run", mlflow_page(run.experiment_id, run.run_id), "this pipeline run in MLflow")
         stale = out_of_date(root, base_env)
         env = {**base_env, PARENT_RUN_VARIABLE: run.run_id, "TOOLPLAN_FLOW_RUN_ID": flow_id}
@@ -156,7 +156,10 @@ def only_pipeline(root: Path) -> Iterator[None]:
     """
     try:
         with FileLock(root / ".dvc" / "tmp" / "pipeline.lock", timeout=0):
-            yield
+            try:
+                yield
+            finally:  # a killed dvc leaves its entries in .dvc/tmp/rwlock
+                check_dvc_lock(root, fix=True)
     except Timeout:
         raise ParamsError(f"another pipeline is at work in {root}; wait for it, or stop it") from None
 

@@ -32,6 +32,7 @@ def optional(model: type[BaseModel], leave_out: frozenset[str] = frozenset()) ->
     `load_params` makes them on the result.
     """
     annotated: Any = Annotated  # a type checker wants the limits written out
+    hidden: Any = SkipJsonSchema
     fields: dict[str, Any] = {}
     for name, field in model.model_fields.items():
         if name in leave_out:
@@ -43,7 +44,7 @@ def optional(model: type[BaseModel], leave_out: frozenset[str] = frozenset()) ->
         else:
             limited: Any = annotated[(kind, *field.metadata)] if field.metadata else kind
             fields[name] = (
-                limited | SkipJsonSchema[None],
+                limited | hidden[None],
                 Field(default=None, description=field.description, json_schema_extra=without_default),
             )
     return create_model(f"{model.__name__}Overrides", __base__=Optional, **fields)

@@ -503,11 +503,11 @@ def _open_run(run: StageRun, params: Params, system_metrics: bool = True) -> Ite
             elif error.code in (None, 0):
                 status = "FINISHED"
             raise
-        except KeyboardInterrupt:
-            status = "KILLED"
-            raise
-        except BaseException as error:
+        except Exception as error:
             run.set_tags({"error": f"{type(error).__name__}: {_first_line(error)}"})
+            raise
+        except BaseException:  # Ctrl-C, or a signal that Prefect took
+            status = "KILLED"
             raise
         finally:
             stop.set()
@@ -538,8 +538,13 @@ def _flush_loop(run: StageRun, stop: threading.Event) -> None:
 
 @contextmanager
 def _terminate_on_sigterm() -> Iterator[None]:
-    """Turn the first SIGTERM into `Terminated` in the main thread; later ones don't disturb the clean-up."""
-    if threading.current_thread() is not threading.main_thread():
+    """Turn the first SIGTERM into `Terminated` in the main thread; later ones don't disturb the clean-up.
+
+    Who handles the signal already keeps it: a flow run under Prefect's own handler is told there whether it was
+    cancelled, and without it Prefect calls every cancelled run a crash.
+    """
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
 
@@ -547,11 +552,11 @@ def _terminate_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise Terminated
 
-    previous = signal.signal(signal.SIGTERM, handler)
+    signal.signal(signal.SIGTERM, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class RunRecords:

@@ -134,7 +134,7 @@ def test_ending_the_flow_ends_its_stage(small_project: Path, signum: signal.Sign
     stage = psutil.Process(int(pid.read_text()))
     flow.send_signal(signum)
     flow.communicate(timeout=60)
-    assert flow.returncode == {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -9}[signum]
+    assert flow.returncode == {signal.SIGTERM: -15, signal.SIGINT: 130, signal.SIGKILL: -9}[signum]
     stage.wait(timeout=10)
     (small_project / "mode").unlink()
     assert pipeline(root=small_project) == {"first": "ran", "second": "ran"}
