@@ -199,6 +199,7 @@ class StageRun:
             {name: value for name, value in run.data.metrics.items() if name.startswith(MACHINE)}
         )
         self._has_traces = False
+        self._one_trace = threading.Lock()
 
     def expect_steps(self, total: int) -> None:
         """Say how many steps the curves will have, so that long ones are thinned evenly."""
@@ -273,38 +274,41 @@ class StageRun:
         """
         import mlflow
 
-        mlflow.set_tracking_uri(self._uri)  # the exporter of traces has no other way to know
-        start = min((step.started for step in steps), default=time.time())
-        end = max((step.ended for step in steps), default=start)
-        root = self._client.start_trace(
-            name,
-            span_type="AGENT",
-            inputs=inputs,
-            tags=dict(tags or {}),
-            experiment_id=self.experiment_id,
-            start_time_ns=int(start * 1e9),
-            run_id=self.run_id,
-        )
-        for step in steps:
-            span = self._client.start_span(
-                step.name,
-                trace_id=root.trace_id,
-                parent_id=root.span_id,
-                span_type=step.kind,
-                inputs=step.inputs,
-                attributes=step.attributes,
-                start_time_ns=int(step.started * 1e9),
+        with self._one_trace:
+            if mlflow.get_tracking_uri() != self._uri:
+                # the exporter has no other way to know; setting it again drops traces that are on their way
+                mlflow.set_tracking_uri(self._uri)
+            start = min((step.started for step in steps), default=time.time())
+            end = max((step.ended for step in steps), default=start)
+            root = self._client.start_trace(
+                name,
+                span_type="AGENT",
+                inputs=inputs,
+                tags=dict(tags or {}),
+                experiment_id=self.experiment_id,
+                start_time_ns=int(start * 1e9),
+                run_id=self.run_id,
             )
-            self._client.end_span(
-                root.trace_id,
-                span.span_id,
-                outputs=step.outputs,
-                status="ERROR" if step.failed else "OK",
-                end_time_ns=int(step.ended * 1e9),
-            )
-        self._client.end_trace(root.trace_id, outputs=outputs, end_time_ns=int(end * 1e9))
-        self._has_traces = True
-        return root.trace_id
+            for step in steps:
+                span = self._client.start_span(
+                    step.name,
+                    trace_id=root.trace_id,
+                    parent_id=root.span_id,
+                    span_type=step.kind,
+                    inputs=step.inputs,
+                    attributes=step.attributes,
+                    start_time_ns=int(step.started * 1e9),
+                )
+                self._client.end_span(
+                    root.trace_id,
+                    span.span_id,
+                    outputs=step.outputs,
+                    status="ERROR" if step.failed else "OK",
+                    end_time_ns=int(step.ended * 1e9),
+                )
+            self._client.end_trace(root.trace_id, outputs=outputs, end_time_ns=int(end * 1e9))
+            self._has_traces = True
+            return root.trace_id
 
     def set_tags(self, tags: Mapping[str, Any]) -> None:
         """Set tags; values become text."""
