@@ -43,7 +43,8 @@ from tasks.params import PROJECT_ROOT, Params, ParamsError, load_params
 from tasks.pipeline_report import StageResult, print_results
 from tasks.project_copy import project_copy
 from tasks.run_cards import mlflow_page
-from tasks.tracking import PARENT_RUN_VARIABLE, open_store, pipeline_run, resolve_store
+from tasks.tracking import PARENT_RUN_VARIABLE, pipeline_run
+from tasks.tracking_store import open_store, resolve_store
 
 
 class PipelineRun(Optional):

@@ -11,7 +11,7 @@ from pydantic import Field
 from flows.artifacts import show_table
 from tasks.params import PROJECT_ROOT, Settings, load_params
 from tasks.project_copy import remove_dead_copies
-from tasks.tracking import open_store, reap_orphans, resolve_store
+from tasks.tracking_store import open_store, reap_orphans, resolve_store
 
 
 class ReapRun(Settings):

@@ -13,7 +13,8 @@ from tasks.dvc_graph import stage_fingerprint
 from tasks.params import Params
 from tasks.pipeline_report import StageResult, cost_metrics, read_metrics, stage_table, with_costs
 from tasks.run_cards import data_card, mlflow_page, validation_summary
-from tasks.tracking import RunRecords, StageRun
+from tasks.tracked_run import StageRun
+from tasks.tracking import RunRecords
 
 PROMOTED = "toolplan.model.promoted"
 """Event of a new champion; automations/promoted.yaml waits for it."""

@@ -66,7 +66,7 @@ def _from_mlflow(run_id: str, root: Path) -> str:
     from mlflow import artifacts
     from mlflow.exceptions import MlflowException
 
-    from tasks.tracking import open_store, resolve_store
+    from tasks.tracking_store import open_store, resolve_store
 
     store = resolve_store(load_params(root / "params.yaml").tracking, root)
     client, _ = open_store(store)

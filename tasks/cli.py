@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tasks.params import PROJECT_ROOT, ParamsError
-from tasks.tracking import TrackingError
+from tasks.tracking_store import TrackingError
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from tasks.cli import run_main
 from tasks.params import PROJECT_ROOT, load_params
-from tasks.tracking import TrackingError
+from tasks.tracking_store import TrackingError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -197,7 +197,7 @@ $sections
 
 def main() -> None:
     """Command line."""
-    from tasks.tracking import open_store, resolve_store
+    from tasks.tracking_store import open_store, resolve_store
 
     parser = argparse.ArgumentParser(
         prog="python -m tasks.curves",

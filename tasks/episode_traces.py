@@ -6,12 +6,12 @@ import base64
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tasks.tracking import TraceStep
+from tasks.tracked_run import TraceStep
 
 if TYPE_CHECKING:
     from environments.base import Prompt
     from models.trajectory import Step, Trajectory
-    from tasks.tracking import StageRun
+    from tasks.tracked_run import StageRun
 
 
 def log_traces(run: StageRun, trajectories: Sequence[Trajectory], tags: Mapping[str, str]) -> None:

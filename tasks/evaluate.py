@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from environments.base import Prompt
     from models.policy import Policy
     from models.trajectory import Trajectory
-    from tasks.tracking import StageRun
+    from tasks.tracked_run import StageRun
     from tasks.workspace import ProgressLog
 
 HELD_OUT, WITHOUT_ASTAR, BENCHMARK = "held_out", "held_out_without_astar", "benchmark"

@@ -91,7 +91,8 @@ def evaluate_champion(params: Params, day: date, per_size: int, root: Path = PRO
     from models.policy import load_policy
     from tasks.evaluate import item_rows, run_episodes
     from tasks.evaluation_report import summarise
-    from tasks.tracking import open_store, resolve_store, stage_run
+    from tasks.tracking import stage_run
+    from tasks.tracking_store import open_store, resolve_store
     from tasks.workspace import use_threads
     from tools.vsp import vsp_registry
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from environments.base import Prompt
     from models.checkpoint import Checkpoints
     from models.grpo import GRPOParts, GRPOState
-    from tasks.tracking import StageRun
+    from tasks.tracked_run import StageRun
     from tools.cache import ToolResultCache
 
 

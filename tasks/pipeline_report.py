@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tasks.usage import CPU_HOURS, GPU_HOURS, GROUP, PEAK_MEMORY, SECONDS, TOKENS_PER_SECOND
 
 if TYPE_CHECKING:
-    from tasks.tracking import StageRun
+    from tasks.tracked_run import StageRun
 
 Outcome = Literal["ran", "cached", "skipped", "failed"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tasks.tracking import StageRun
+    from tasks.tracked_run import StageRun
 
 MAX_ROWS = 200  # DVC puts every point into the page
 _ACCURACIES = ("navigation", "verification", "overall")

@@ -18,7 +18,9 @@ from tasks.cli import run_main
 from tasks.model_card import data_gate, model_card
 from tasks.params import PROJECT_ROOT, Params, load_params
 from tasks.registry import CHALLENGER, CHAMPION, ensure_model, version_of
-from tasks.tracking import StageRun, Store, TrackingError, open_store, resolve_store, stage_run
+from tasks.tracked_run import StageRun
+from tasks.tracking import stage_run
+from tasks.tracking_store import Store, TrackingError, open_store, resolve_store
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tasks.params import PROJECT_ROOT, Params
-from tasks.tracking import TrackingError, open_store, resolve_store
+from tasks.tracking_store import TrackingError, open_store, resolve_store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -13,7 +13,7 @@ from tasks.params import Params, load_params
 
 if TYPE_CHECKING:
     from models.policy import Policy, Sequence
-    from tasks.tracking import StageRun
+    from tasks.tracked_run import StageRun
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from optuna import Study
 
-    from tasks.tracking import StageRun
+    from tasks.tracked_run import StageRun
 
 PLOTTED = 6  # parameters in a slice or parallel-coordinate plot
 

@@ -17,7 +17,7 @@ from tasks.sweep_study import SettingsFailed, SweepStudy, Values, settings_text,
 if TYPE_CHECKING:
     from optuna import Trial
 
-    from tasks.tracking import StageRun
+    from tasks.tracked_run import StageRun
 
 # Where a training that has gone wrong shows first.
 _MUST_BE_FINITE = ("grpo/grad_norm", "grpo/policy", "grpo/kl", "reward/total", "grpo/validation_success")

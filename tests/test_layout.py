@@ -18,7 +18,8 @@ from tasks.params import Params, flatten, load_params, read_yaml
 PACKAGES = ("flows", "tasks", "models", "environments", "tools")
 # They deliver parameters and records; the values themselves are `params` in dvc.yaml.
 PLUMBING = {
-    *(f"tasks/{name}.py" for name in ("cli", "dvc_graph", "metric_log", "params", "provenance", "tracking")),
+    *(f"tasks/{name}.py" for name in ("cli", "dvc_graph", "metric_log", "params", "provenance")),
+    *(f"tasks/{name}.py" for name in ("tracking", "tracking_store", "tracked_run")),
     "tasks/episode_traces.py",
     *("models/config.py", "environments/vsp/config.py"),
 }

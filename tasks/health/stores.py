@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tasks.health.check import Check, fail, ok, warn
 from tasks.params import Params
-from tasks.tracking import TrackingError, find_orphans, open_store, reap_orphans, resolve_store
+from tasks.tracking_store import TrackingError, find_orphans, open_store, reap_orphans, resolve_store
 
 _PATIENCE_S = 5.0
 

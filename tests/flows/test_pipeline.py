@@ -19,7 +19,7 @@ from mlflow.entities import Run
 from flows.pipeline import PipelineRun, choose_profile, dry_run, pipeline
 from flows.stage import StageFailed
 from tasks.params import PROJECT_ROOT, ParamsError, load_params
-from tasks.tracking import open_store, resolve_store
+from tasks.tracking_store import open_store, resolve_store
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 

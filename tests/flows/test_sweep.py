@@ -15,7 +15,7 @@ from flows.sweep import SweepFailed, SweepRun, sweep
 from tasks.apply_sweep import best_settings
 from tasks.params import load_params
 from tasks.sweep_plan import make_plan
-from tasks.tracking import open_store, resolve_store
+from tasks.tracking_store import open_store, resolve_store
 from tests.tasks.sweeps import small_params, write_project
 
 pytestmark = pytest.mark.usefixtures("prefect_server")

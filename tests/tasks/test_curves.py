@@ -12,7 +12,8 @@ import pytest
 from tasks.curves import CurvesError, band, bands, find_runs, settings, write_curves
 from tasks.params import Params, override
 from tasks.run_figures import run_figures
-from tasks.tracking import open_store, pipeline_run, resolve_store, stage_run
+from tasks.tracking import pipeline_run, stage_run
+from tasks.tracking_store import open_store, resolve_store
 
 STEPS = 12
 

@@ -19,7 +19,7 @@ from tasks.health import locks, machine, stack, stores
 from tasks.health.check import Check, Status
 from tasks.health.machine import Gpu, check_gpu, parse_gpus
 from tasks.params import PROJECT_ROOT, Params, load_params, override
-from tasks.tracking import open_store, resolve_store
+from tasks.tracking_store import open_store, resolve_store
 
 H200 = Gpu("NVIDIA H200", 140e9, 0.0)
 A100 = Gpu("NVIDIA A100-SXM4-80GB", 80e9, 0.0)

@@ -9,7 +9,8 @@ from pathlib import Path
 from models.trajectory import Step
 from tasks.episode_traces import log_traces, spans
 from tasks.params import Params
-from tasks.tracking import open_store, resolve_store, stage_run
+from tasks.tracking import stage_run
+from tasks.tracking_store import open_store, resolve_store
 from tests.tasks.test_rollout_report import make_trajectories
 from tools.base import Observation
 from tools.errors import ToolErrorCode

@@ -11,7 +11,7 @@ from environments.vsp.maps import Split, split_of
 from tasks.fresh_evaluation import evaluate_champion, fresh_prompts, table
 from tasks.params import Params, override
 from tasks.registry import CHAMPION, RegistryError, ensure_model
-from tasks.tracking import open_store, resolve_store
+from tasks.tracking_store import open_store, resolve_store
 from tests.models.policies import small_policy
 
 DAY, NEXT = date(2026, 1, 31), date(2026, 2, 1)

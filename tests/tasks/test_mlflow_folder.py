@@ -10,7 +10,7 @@ import pytest
 from mlflow.cli import cli
 
 from tasks.params import PROJECT_ROOT, load_params, read_yaml
-from tasks.tracking import _description
+from tasks.tracking_store import _description
 
 FOLDER = PROJECT_ROOT / "mlflow"
 COMPOSE = read_yaml(FOLDER / "compose.yaml")

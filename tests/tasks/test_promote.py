@@ -14,7 +14,8 @@ import pytest
 from tasks.params import Params
 from tasks.promote import PromotionError, decide, promote
 from tasks.registry import RegistryError, champion_folder
-from tasks.tracking import open_store, resolve_store, stage_run
+from tasks.tracking import stage_run
+from tasks.tracking_store import open_store, resolve_store
 
 N = 200
 

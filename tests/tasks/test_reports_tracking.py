@@ -15,8 +15,11 @@ from packaging.requirements import Requirement
 
 import tasks.workspace
 from tasks.dvc_graph import read_stages, stage_fingerprint
+from tasks.metric_log import Point
 from tasks.params import PROJECT_ROOT, Params, override
-from tasks.tracking import Point, TraceStep, open_store, resolve_store, stage_run
+from tasks.tracked_run import TraceStep
+from tasks.tracking import stage_run
+from tasks.tracking_store import open_store, resolve_store
 from tasks.workspace import stage_checkpoints
 
 

@@ -18,16 +18,9 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from tasks.params import PROJECT_ROOT, Params, override
-from tasks.tracking import (
-    PARENT_RUN_VARIABLE,
-    Terminated,
-    TraceStep,
-    TrackingError,
-    open_store,
-    pipeline_run,
-    resolve_store,
-    stage_run,
-)
+from tasks.tracked_run import TraceStep
+from tasks.tracking import PARENT_RUN_VARIABLE, Terminated, pipeline_run, stage_run
+from tasks.tracking_store import TrackingError, open_store, resolve_store
 
 PRELUDE = """
 import os, sys, time

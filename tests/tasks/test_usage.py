@@ -9,7 +9,8 @@ import pytest
 
 from tasks.params import Params, override
 from tasks.pipeline_report import StageResult, cost_metrics, stage_table, with_costs
-from tasks.tracking import open_store, pipeline_run, resolve_store, stage_run
+from tasks.tracking import pipeline_run, stage_run
+from tasks.tracking_store import open_store, resolve_store
 from tasks.usage import CPU_HOURS, SECONDS, TOKENS, TOKENS_PER_SECOND, Usage
 
 
