@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,12 @@ _FOREIGN = (
     "DVC_ROOT",
     "RANK",
 )
+
+
+def pytest_configure() -> None:
+    """A shell starts background jobs with SIGINT ignored, and so would every child that a test interrupts."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
