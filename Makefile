@@ -50,5 +50,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 		echo "error: $(PYTHON) not found; install Python 3.11, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@[ -x $(VENV)/bin/python ] || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (about three minutes)"
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,team]'
 	@touch $@

@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from environments.base import Prompt
+from environments.vsp.config import ColdStartConfig
 from environments.vsp.maps import Split
 from environments.vsp.prompts import BASE_TOOLS, VSP, Task
+from environments.vsp.render import draw_cell_px
 from models.config import CurriculumConfig, GRPOConfig
 
 _MEMORY = 0.8  # of the running share of solved rollouts
@@ -41,14 +43,14 @@ def prompt_source(
     environment: VSP,
     config: GRPOConfig,
     tools: Sequence[str],
-    hole_density: float,
-    path_lengths: Sequence[int],
+    data: ColdStartConfig,
     seed: int,
 ) -> Callable[[int, float], list[Prompt]]:
     """A function (step, progress in [0, 1]) -> `prompts_per_step` prompts.
 
     The mix of tasks is exact in each step, not only on average. Difficulty follows progress (S2 §3.2, from easy to
-    hard): the smallest sizes first, all of them from half-way on. `tools` are those offered where ASTAR is.
+    hard): the smallest sizes first, all of them from half-way on. `tools` are those offered where ASTAR is. Of `data`
+    hole density, path lengths and sizes of drawn cells count, so that the loop goes on where the cold start ended.
     """
     navigation = round(config.prompts_per_step * config.navigation_share)
     with_astar = round(navigation * config.astar_share)
@@ -68,9 +70,10 @@ def prompt_source(
                     rng.choice(open_sizes),
                     f"grpo-{step}-{index}",
                     split=Split.TRAIN,
-                    hole_density=hole_density,
-                    path_lengths=path_lengths,
+                    hole_density=data.hole_density,
+                    path_lengths=data.path_lengths,
                     tools=offered,
+                    cell_px=draw_cell_px(rng, data.other_cells_share, data.other_cells_px),
                 )
             )
         return prompts

@@ -25,11 +25,13 @@ class SlotCache(Cache):
         self.slots, self.capacity = slots, capacity
         self._rows: Tensor = torch.arange(slots)
         self._positions: Tensor = torch.zeros((slots, 1), dtype=torch.int64)
+        self._are_first = True
         self._length = 0
 
     def select(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Choose rows (b,) and the positions (b, q) of their new tokens; returns the mask (b, 1, q, keys)."""
         self._rows, self._positions = rows, positions
+        self._are_first = torch.equal(rows, torch.arange(len(rows), device=rows.device))
         self._length = int(positions.max()) + 1
         return torch.arange(self._length, device=positions.device) <= positions[:, None, :, None]
 
@@ -41,8 +43,9 @@ class SlotCache(Cache):
         index = (self._rows[:, None], self._positions)
         keys[index] = key_states.transpose(1, 2)
         values[index] = value_states.transpose(1, 2)
-        if len(self._rows) == self.slots:  # every row in order: a view, no copy
-            keys, values = keys[:, : self._length], values[:, : self._length]
+        if self._are_first:  # a view, no copy
+            count = len(self._rows)
+            keys, values = keys[:count, : self._length], values[:count, : self._length]
         else:
             keys, values = keys[self._rows, : self._length], values[self._rows, : self._length]
         return keys.transpose(1, 2), values.transpose(1, 2)

@@ -103,7 +103,7 @@ class TransformersEngine:
                     end(episode, StopReason.MAX_TOKENS)
                 to_read = [each for each in running.values() if each.waiting > 1]
                 ready = sum(each.waiting == 1 for each in running.values())
-                if to_read and (len(to_read) >= slots // 8 or ready <= slots // 2):
+                if to_read and (len(to_read) >= len(running) // 8 or ready <= len(running) // 2):
                     self._read(to_read, cache)
                 extended = self._extend(running, cache, temperature)
                 outcomes = [(each.row, self._advance(each.episode, pool)) for each in extended]
@@ -114,6 +114,8 @@ class TransformersEngine:
                     if reason is not None:
                         end(running.pop(row).episode, reason)
                         free.append(row)
+                if not waiting:
+                    self._move_up(running, cache)
         self.policy.model.train(was_training)
         return [done[index] for index in range(len(requests))]
 
@@ -187,6 +189,16 @@ class TransformersEngine:
                 self.rules.force(each.episode)
         return too_long
 
+    @staticmethod
+    def _move_up(running: dict[int, _Running], cache: SlotCache) -> None:
+        """Once nothing waits for a row: the running ones into the first rows, so that the freed cost nothing more."""
+        gaps = (row for row in range(len(running)) if row not in running)
+        for row in [row for row in running if row >= len(running)]:
+            each = running.pop(row)
+            each.row = next(gaps)
+            cache.copy_row(row, [each.row], each.read)
+            running[each.row] = each
+
     def _read(self, group: list[_Running], cache: SlotCache) -> None:
         """Read all but the last waiting token of each episode into its row (the last one is `_extend`'s)."""
         encoder = self.policy.encoder
@@ -247,9 +259,10 @@ class TransformersEngine:
         ready = [each for each in running.values() if each.waiting == 1]
         if not ready:
             return ready
-        # above half of the rows, idle ones compute too: cheaper than copying the others' cache
-        most = len(ready) > cache.slots // 2
-        rows = list(range(cache.slots)) if most else [each.row for each in ready]
+        # idle rows among the first ones compute too, which is cheaper than copying the cache of the others, unless
+        # they are the most
+        first = max(each.row for each in ready) + 1
+        rows = list(range(first)) if len(ready) > first // 2 else [each.row for each in ready]
         line_of = {row: line for line, row in enumerate(rows)}
         ids, cells, positions = (np.zeros((len(rows), 1), dtype=np.int64) for _ in range(3))
         for row in rows:

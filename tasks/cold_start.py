@@ -271,7 +271,7 @@ def write_file(plan: FilePlan, config: ColdStartConfig, seed: int, folder: Path)
     rows: list[dict[str, Any]] = []
     counts: Counter[tuple[str, str, int]] = Counter()
     for map_plan in plan.maps:
-        picture = environment.renderer.render(map_plan.grid)
+        picture = environment.renderer.render(map_plan.grid, map_plan.cell_px)
         for question in map_plan.questions:
             prompt = question.prompt(map_plan.grid, picture)
             kind = str(question.kind) if plan.split else "question"

@@ -1,15 +1,20 @@
-"""Episodes as MLflow traces: an AGENT span with a span for each thought, tool call and answer below it."""
+"""Episodes as records of a run: MLflow traces (an AGENT span with a span for each thought, tool call and answer
+below it), and a page to look at.
+"""
 
 from __future__ import annotations
 
 import base64
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.tracked_run import TraceStep
 
 if TYPE_CHECKING:
     from environments.base import Prompt
+    from models.config import RewardConfig
     from models.trajectory import Step, Trajectory
     from tasks.tracked_run import StageRun
 
@@ -29,6 +34,18 @@ def log_traces(run: StageRun, trajectories: Sequence[Trajectory], tags: Mapping[
                 "correct": str(trajectory.components["accuracy"] > 0).lower(),
             },
         )
+
+
+def log_page(
+    run: StageRun, trajectories: Sequence[Trajectory], reward: RewardConfig, name: str, artifact: str
+) -> None:
+    """Store the episodes as rollout report `artifact`, e.g. "rollouts/step-8.html"; `name` stands above them."""
+    from tasks.rollout_report import write_report
+
+    path = Path(artifact)
+    with tempfile.TemporaryDirectory() as folder:
+        write_report(trajectories, reward, Path(folder) / path.name, name)
+        run.log_artifact(Path(folder) / path.name, str(path.parent))
 
 
 def question(prompt: Prompt) -> dict[str, Any]:

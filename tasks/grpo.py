@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from tasks.tracked_run import StageRun
     from tools.cache import ToolResultCache
 
+SHOWN_ROLLOUTS = 120  # on the page about a step's rollouts
+
 
 def main() -> None:
     argparse.ArgumentParser(
@@ -38,6 +40,7 @@ def run_grpo(params: Params) -> None:
 
 def _train(params: Params, run: StageRun) -> None:
     from models.grpo import grpo_step
+    from tasks.episode_traces import log_page
     from tasks.plots import write_curves
     from tasks.rollout_store import save_rollouts
     from tasks.workspace import OUTPUTS, ProgressLog, fresh_folder, stage_checkpoints, use_threads
@@ -58,12 +61,14 @@ def _train(params: Params, run: StageRun) -> None:
         guard(parts, state, metrics, best)
     with ProgressLog("grpo") as progress:
         while state.step < config.steps:
-            metrics, _ = grpo_step(parts, state, config, params.reward, params.seed)
+            metrics, fresh = grpo_step(parts, state, config, params.reward, params.seed)
             metrics |= tool_metrics(cache)
             if state.step % config.eval_every == 0 or state.step == config.steps:
                 prompts, samples = config.guards.diversity_prompts, config.guards.diversity_samples
                 metrics |= validate(parts, questions, prompts, samples)
                 log_validation_traces(parts, questions[: config.validation_traces], state.step, run)
+                title, page = f"rollouts of step {state.step}", f"rollouts/step-{state.step:05d}.html"
+                log_page(run, fresh[:SHOWN_ROLLOUTS], params.reward, title, page)
             if note := guard(parts, state, metrics, best):
                 run.set_tags({f"rollback.{state.guard.rollbacks}": note})
             run.log_metrics(metrics, state.step)
@@ -114,9 +119,7 @@ def build_parts(params: Params, cache: ToolResultCache) -> tuple[GRPOParts, GRPO
         zero_stage=config.zero_stage,
     )
     environment = VSP()
-    draw = prompt_source(
-        environment, config, VSP_TOOLS, params.data.hole_density, params.data.path_lengths, params.seed
-    )
+    draw = prompt_source(environment, config, VSP_TOOLS, params.data, params.seed)
     parts = GRPOParts(
         policy=policy,
         reference=reference,

@@ -21,6 +21,15 @@ class ColdStartConfig(BaseModel):
     )
     test_sizes: tuple[int, ...] = Field((3, 4, 5, 6, 7, 8, 9), min_length=1)
     hole_density: float = Field(0.2, ge=0, lt=1)
+    other_cells_share: float = Field(
+        0.4,
+        ge=0,
+        le=1,
+        description="of the demonstrations' and GRPO's maps: drawn with cells of another size",
+    )
+    other_cells_px: tuple[int, ...] = Field(
+        (40, 44, 48, 52, 56, 60), min_length=1, description="side of a cell of those maps"
+    )
     path_lengths: tuple[int, ...] = Field(
         tuple(range(1, 10)), min_length=1, description="moves of paths to verify"
     )
@@ -40,7 +49,7 @@ class ColdStartConfig(BaseModel):
         0.25, ge=0, le=1, description="of navigation without ASTAR: one wrong path first"
     )
     reflection_2_share: float = Field(
-        0.15, ge=0, le=1, description="of navigation without ASTAR: two wrong paths first"
+        0.2, ge=0, le=1, description="of navigation without ASTAR: two to six wrong paths first"
     )
     tool_failure_share: float = Field(
         0.1, ge=0, le=1, description="of all trajectories: a call fails, then is mended"
@@ -61,6 +70,8 @@ class ColdStartConfig(BaseModel):
         for name, sizes in (("sizes", self.sizes), ("test_sizes", self.test_sizes)):
             if any(not 3 <= size <= 9 for size in sizes) or len(set(sizes)) != len(sizes):
                 raise ValueError(f"data: {name} must be different numbers from 3 to 9, got {list(sizes)}")
+        if any(not 32 <= side <= 64 for side in self.other_cells_px):
+            raise ValueError(f"data: other_cells_px must be from 32 to 64, got {list(self.other_cells_px)}")
         if any(not 1 <= length <= 200 for length in self.path_lengths):
             raise ValueError(f"data: path_lengths must be from 1 to 200, got {list(self.path_lengths)}")
         if self.shards * self.trajectories_per_map > self.n_trajectories:

@@ -27,11 +27,19 @@ class Kind(StrEnum):
 
     CLEAN = "clean"
     REFLECTION_1 = "reflection_1"  # one wrong path drawn, seen to fail, corrected
-    REFLECTION_2 = "reflection_2"  # two of them
+    REFLECTION_2 = "reflection_2"  # two of them, or more
     TOOL_FAILURE = "tool_failure"  # a call returns an error, the next one is right
 
 
-WRONG_PATHS: dict[Kind, int] = {Kind.REFLECTION_1: 1, Kind.REFLECTION_2: 2}
+MOST_WRONG_PATHS = 6
+"""So that a demonstration stays within the agent's limits of turns and tokens."""
+
+WRONG_PATHS: dict[Kind, range] = {
+    Kind.REFLECTION_1: range(1, 2),
+    Kind.REFLECTION_2: range(2, MOST_WRONG_PATHS + 1),
+}
+NO_WRONG_PATH = range(1)
+"""How many wrong paths each kind may show; a kind that is not named shows none."""
 
 # Few, short, lower-case texts: the tiny policy learns every one of them. They say only what the agent can
 # know.
@@ -99,7 +107,7 @@ def demonstrate(
     steps.append(Step(turn, None))
     results = [step.observation.payload.get("result") for step in steps if step.observation]
     wrong = results.count("path_crosses_hole") if prompt.task == Task.NAVIGATION else 0
-    if kind is not Kind.TOOL_FAILURE and wrong != WRONG_PATHS.get(kind, 0):
+    if kind is not Kind.TOOL_FAILURE and wrong not in WRONG_PATHS.get(kind, NO_WRONG_PATH):
         raise ExpertError(f"{prompt.prompt_id}: {wrong} wrong paths on this map, which is not {kind}")
     if turn.response is None or not environment.grade(prompt, turn.response):
         raise ExpertError(f"{prompt.prompt_id}: the expert's response {turn.response!r} is graded wrong")
@@ -155,7 +163,7 @@ def _navigate(script: _Script, prompt: Prompt, point_holes: bool) -> Expert:
         holes = yield from script.call(FIND["holes"], ToolCall("POINT", {"target": "holes"}))
         known.update(map(cell, holes.payload["coordinates"]))
     think = TRY
-    while (corners := next_hypothesis(size, cell(start), cell(goal), known)) is not None:
+    while (corners := next_hypothesis(size, cell(start), cell(goal), known, prompt.prompt_id)) is not None:
         points = [start, *map(centre, corners[1:-1]), goal]
         drawn = yield from script.call(think, ToolCall("DRAW2DPATH", {"points": points}))
         if drawn.payload["result"] == "path_safe":

@@ -1,11 +1,13 @@
 """How an agent without ASTAR looks for a path: assume, check, correct (seed 000, section 3.3).
 
 It knows the start, the goal, the size of the grid and the holes that it has met so far, and takes every other cell
-for ice. The hypotheses come in a fixed order, simple ones first, so that they can be learned.
+for ice. Simple paths come before crooked ones, short ones before long ones, and equals in an order of the asker's
+own: who learns from many of them learns to try around, not one fixed list.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection, Iterator
 from itertools import pairwise
 
@@ -14,22 +16,25 @@ from environments.vsp.maps import MOVES, Cell, GridMap, distances_to
 Corners = tuple[Cell, ...]  # cells where a path begins, turns and ends
 
 
-def next_hypothesis(grid_size: int, start: Cell, goal: Cell, known_holes: Collection[Cell]) -> Corners | None:
+def next_hypothesis(
+    grid_size: int, start: Cell, goal: Cell, known_holes: Collection[Cell], order: str
+) -> Corners | None:
     """The first path in the order that no known hole blocks; None if the known holes part start and goal.
 
-    Order: one turn (sideways first, then upright first), two turns by length, then the shortest way round.
+    Order: paths of at most two turns by length, then the shortest way round. The text `order`, such as the prompt's
+    id, decides between paths of one length.
     """
-    for corners in _simple_paths(grid_size, start, goal):
+    for corners in _simple_paths(grid_size, start, goal, order):
         if not any(cell in known_holes for cell in cells_of(corners)):
             return corners
     return _way_round(grid_size, start, goal, known_holes)
 
 
-def failures(grid: GridMap) -> int:
+def failures(grid: GridMap, order: str) -> int:
     """How many hypotheses meet a hole on this map before one is right."""
     known: set[Cell] = set()
     while True:
-        corners = next_hypothesis(grid.size, grid.start, grid.goal, known)
+        corners = next_hypothesis(grid.size, grid.start, grid.goal, known, order)
         assert corners is not None  # maps are solvable
         hit = next((cell for cell in cells_of(corners) if cell in grid.hole_set), None)
         if hit is None:
@@ -47,16 +52,15 @@ def cells_of(corners: Corners) -> Iterator[Cell]:
             yield row, col
 
 
-def _simple_paths(size: int, start: Cell, goal: Cell) -> Iterator[Corners]:
-    if start[0] == goal[0] or start[1] == goal[1]:
-        yield start, goal
-    else:
-        yield start, (start[0], goal[1]), goal
-        yield start, (goal[0], start[1]), goal
+def _simple_paths(size: int, start: Cell, goal: Cell, order: str) -> Iterator[Corners]:
     sideways = [(start, (start[0], col), (goal[0], col), goal) for col in range(size)]
     upright = [(start, (row, start[1]), (row, goal[1]), goal) for row in range(size)]
-    two_turns = [path for path in sideways + upright if len(set(path)) == 4]
-    yield from sorted(two_turns, key=lambda path: sum(1 for _ in cells_of(path)))
+    # where two corners are one cell the path has a turn less, and two paths may be the same
+    paths = list(dict.fromkeys(tuple(dict.fromkeys(path)) for path in sideways + upright))
+    if start[0] == goal[0] or start[1] == goal[1]:  # on one line with a turn: there and back
+        paths = [(start, goal), *(path for path in paths if len(path) == 4)]
+    random.Random(order).shuffle(paths)
+    yield from sorted(paths, key=lambda path: sum(1 for _ in cells_of(path)))
 
 
 def _way_round(size: int, start: Cell, goal: Cell, known_holes: Collection[Cell]) -> Corners | None:

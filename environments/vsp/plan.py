@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 from environments.base import Prompt
 from environments.vsp.config import ColdStartConfig
-from environments.vsp.expert import WRONG_PATHS, Kind
+from environments.vsp.expert import NO_WRONG_PATH, WRONG_PATHS, Kind
 from environments.vsp.hypotheses import failures
 from environments.vsp.maps import GridMap, Split, random_map, split_of
 from environments.vsp.paths import hole_distance, verification_path
 from environments.vsp.prompts import BASE_TOOLS, Task, navigation_prompt, verification_prompt
+from environments.vsp.render import draw_cell_px
 from tools.base import Picture
 
 TRIES = 3_000  # draws for one new map; one in twenty falls into the test split
@@ -51,10 +52,11 @@ class QuestionPlan:
 
 @dataclass(frozen=True)
 class MapPlan:
-    """A map and the questions that share its picture."""
+    """A map and the questions that share its picture. `cell_px`: side of a drawn cell, None as gymnasium draws it."""
 
     grid: GridMap
     questions: tuple[QuestionPlan, ...]
+    cell_px: int | None = None
 
 
 class Planner:
@@ -110,7 +112,10 @@ class Planner:
             for _ in range(_even_share(index, maps, verification)):
                 paths.add(path := self._path(grid, asked, paths))
                 questions.append(self._verification(f"{prefix}-{next(numbers):06d}", path))
-            yield MapPlan(grid, tuple(questions))
+            yield MapPlan(grid, tuple(questions), self._cell_px() if shown else None)
+
+    def _cell_px(self) -> int | None:
+        return draw_cell_px(self._rng, self._config.other_cells_share, self._config.other_cells_px)
 
     def _shuffled(self, sizes: Sequence[int]) -> Iterator[int]:
         """Each size equally often, in no order that could go in step with the spread of the tasks."""
@@ -119,12 +124,13 @@ class Planner:
 
     def _new_map(self, split: Split, size: int, questions: Sequence[QuestionPlan]) -> GridMap:
         """A map on which the expert's attempts go as the questions want."""
-        wanted = {WRONG_PATHS.get(q.kind, 0) for q in questions if q.needs_attempts}
+        searching = [question for question in questions if question.needs_attempts]
         for _ in range(TRIES):
             grid = random_map(self._rng, size, self._config.hole_density)
-            if split_of(grid.sha256) is split and grid.sha256 not in self._seen:
-                if wanted and {failures(grid)} != wanted:
-                    continue
+            if split_of(grid.sha256) is not split or grid.sha256 in self._seen:
+                continue
+            fits = (failures(grid, q.prompt_id) in WRONG_PATHS.get(q.kind, NO_WRONG_PATH) for q in searching)
+            if all(fits):
                 self._seen.add(grid.sha256)
                 return grid
         raise PlanError(f"data: no new {split} map of size {size} in {TRIES} draws; ask for fewer questions")

@@ -86,14 +86,15 @@ class VSP:
         hole_density: float = 0.2,
         path_lengths: Sequence[int] = tuple(range(1, 10)),
         tools: Sequence[str] = BASE_TOOLS,
+        cell_px: int | None = None,
     ) -> Prompt:
         """A prompt on a random map of `split`; verification is safe or not with equal chance where both
-        exist.
+        exist. `cell_px`: see `Renderer.render`.
         """
         grid = random_map(rng, size, hole_density)
         while split_of(grid.sha256) is not split:
             grid = random_map(rng, size, hole_density)
-        picture = self.renderer.render(grid)
+        picture = self.renderer.render(grid, cell_px)
         if task is Task.NAVIGATION:
             return navigation_prompt(grid, picture, tools, prompt_id)
         length = rng.choice(list(path_lengths))

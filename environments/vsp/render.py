@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import random
+from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image
@@ -14,10 +16,16 @@ from tools.base import Picture
 PNG_COMPRESSION = 6
 
 
+def draw_cell_px(rng: random.Random, share: float, sides: Sequence[int]) -> int | None:
+    """The side of a map's cells: one of `sides` for a `share` of the maps, else None, as gymnasium draws it."""
+    return rng.choice(sides) if rng.random() < share else None
+
+
 class Renderer:
     """Draws maps with `FrozenLakeEnv.render()`; one per process, not shared between threads.
 
-    Cells are 64 px up to 8×8; gymnasium caps the window at 512 px, so they are 56 px at 9×9. gymnasium 1.4
+    Cells are 64 px up to 8×8; gymnasium caps the window at 512 px, so they are 56 px at 9×9. Asked for another size,
+    gymnasium draws in a window of that size. gymnasium 1.4
     drew FrozenLake anew; the published VSP pictures are those of earlier versions, hence the project requires
     <1.4.
 
@@ -27,13 +35,16 @@ class Renderer:
     """
 
     def __init__(self) -> None:
-        self._sheets: dict[int, _Sheet] = {}
+        self._sheets: dict[tuple[int, int | None], _Sheet] = {}
 
-    def render(self, grid: GridMap) -> Picture:
-        """The picture before the first move: the player stands on the start."""
-        if grid.size not in self._sheets:
-            self._sheets[grid.size] = _Sheet(grid.size)
-        return Picture(self._sheets[grid.size].png(grid))
+    def render(self, grid: GridMap, cell_px: int | None = None) -> Picture:
+        """The picture before the first move: the player stands on the start. `cell_px`: side of a cell, None as
+        gymnasium chooses it.
+        """
+        look = grid.size, cell_px
+        if look not in self._sheets:
+            self._sheets[look] = _Sheet(*look)
+        return Picture(self._sheets[look].png(grid))
 
 
 class _Sheet:
@@ -41,7 +52,7 @@ class _Sheet:
     far.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, cell_px: int | None) -> None:
         # pygame must open neither a window nor a sound card; it reads these when it starts, inside gymnasium
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
@@ -54,6 +65,8 @@ class _Sheet:
         frozen = GridMap(("S" + "F" * (size - 1), *["F" * size] * middle, "F" * (size - 1) + "G"))
         holes = GridMap(tuple(row.replace("F", "H") for row in frozen.rows))
         self._env = FrozenLakeEnv(desc=list(frozen.rows), render_mode="rgb_array", is_slippery=False)
+        if cell_px is not None:
+            self._env.window_size, self._env.cell_size = (cell_px * size,) * 2, (cell_px,) * 2
         self._env.reset(seed=0)
         self._cell = int(self._env.cell_size[0])
         self._cells: dict[tuple[int, int, str], np.ndarray] = {}  # palette indices, uint8 of (cell, cell)

@@ -114,9 +114,7 @@ def _question_checks(sizes: list[int]) -> Iterable[Check]:
     yield _true("map_is_in_no_other_group", apart, "also_in", "map_rows")
     yield _true("answer_is_true", "the answer is what the map says", "answer", "path", "map_rows")
     yield _true("image_decodes", "the picture is an image", "image")
-    yield _true(
-        "image_has_the_right_side", "the picture is square, with the side of its size", "image", "size"
-    )
+    yield _true("image_has_the_right_side", "the picture is square, with a side of its size", "image", "size")
     yield _true("image_shows_the_map", "the picture shows the row's map", "map_rows")
 
 

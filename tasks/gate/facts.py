@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,10 +86,19 @@ def true_map(row: Row) -> GridMap | None:
         return None
 
 
-def question_facts(row: Row, picture: PictureFacts, registry: ToolRegistry, expected_split: str) -> Facts:
-    """Facts about the question of a trajectory or an item; `expected_split` is what its file belongs to."""
+def question_facts(
+    row: Row,
+    picture: PictureFacts,
+    registry: ToolRegistry,
+    expected_split: str,
+    other_cells_px: Sequence[int] = (),
+) -> Facts:
+    """Facts about the question of a trajectory or an item; `expected_split` is what its file belongs to, and
+    `other_cells_px` the sides that cells may have besides gymnasium's own.
+    """
     grid, size, tools = true_map(row), row["size"], row["tools"]
-    side = None if size is None else min(CELL_PIXELS * size, PICTURE_PIXELS)
+    own_side = None if size is None else min(CELL_PIXELS * size, PICTURE_PIXELS)
+    sides = () if size is None else (own_side, *(cell * size for cell in other_cells_px))
     return {
         **{name: row[name] for name in ("task", "size", "map_hash", "question", "path", "answer")},
         "tools": None if tools is None else ",".join(map(str, tools)),
@@ -102,7 +111,8 @@ def question_facts(row: Row, picture: PictureFacts, registry: ToolRegistry, expe
         "answer_is_true": grid is not None and _answer_is_true(row, grid),
         "image": None if row["image"] is None else picture.text,
         "image_decodes": picture.decodes,
-        "image_has_the_right_side": side is not None and picture.height == picture.width == side,
+        "image_has_the_right_side": picture.height == picture.width and picture.width in sides,
+        "image_has_other_cells": picture.decodes and picture.width != own_side,
         "image_shows_the_map": grid is not None and picture.map_rows == grid.rows,
     }
 

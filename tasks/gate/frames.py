@@ -51,7 +51,7 @@ def build_frames(
     listed, manifest_problem = read_manifest(folder)
     manifest = file_rows(folder / MANIFEST, {}, None, manifest_problem) | {"is_listed": True}
     found = {path.name for path in folder.glob("*.parquet")}
-    builder = _Builder(registry, read_picture, token_lengths)
+    builder = _Builder(config, registry, read_picture, token_lengths)
     files = [manifest]
     # Held-out files first: training rows are compared with their maps.
     for name in sorted(found | set(listed) | set(ITEM_FILES), key=lambda n: (_group(n) == Split.TRAIN, n)):
@@ -77,8 +77,13 @@ class _Builder:
     """Collects the facts of row after row, and which maps belong to which group of files."""
 
     def __init__(
-        self, registry: ToolRegistry, read_picture: PictureReader, token_lengths: TokenLengths
+        self,
+        config: ColdStartConfig,
+        registry: ToolRegistry,
+        read_picture: PictureReader,
+        token_lengths: TokenLengths,
     ) -> None:
+        self._other_cells_px = config.other_cells_px if config.other_cells_share else ()
         self.trajectories: list[Facts] = []
         self.ingested: list[Facts] = []  # trajectories from elsewhere, which the settings ask no shares of
         self.turns: list[Facts] = []
@@ -109,18 +114,19 @@ class _Builder:
 
     def item(self, name: str, row: Facts) -> Facts:
         split = ITEM_FILES.get(name, Split.TEST)
-        return {"file": name, "prompt_id": row["prompt_id"]} | self._question(name, row, split)
+        return {"file": name, "prompt_id": row["prompt_id"]} | self._question(name, row, split, ())
 
     def trajectory(self, name: str, row: Facts, tokens: int = 0) -> Facts:
         split = _group(name)
         return (
             {"file": name, "split_is_right": row["split"] == split}
             | trajectory_facts(row, tokens)
-            | self._question(name, row, split)
+            | self._question(name, row, split, self._other_cells_px)
         )
 
-    def _question(self, name: str, row: Facts, split: str) -> Facts:
-        facts = question_facts(row, self._read_picture(row["image"]), self._registry, split)
+    def _question(self, name: str, row: Facts, split: str, other_cells_px: Sequence[int]) -> Facts:
+        picture = self._read_picture(row["image"])
+        facts = question_facts(row, picture, self._registry, split, other_cells_px)
         grid = true_map(row)
         others = (group for group, maps in self._maps.items() if group != _group(name) and grid)
         leak = next((group for group in others if grid and grid.sha256 in self._maps[group]), "")
@@ -172,6 +178,7 @@ def _shares(
     shares: dict[str, tuple[pd.Series, float]] = {
         "navigation, of all": (train["task"] == Task.NAVIGATION, config.navigation_share),
         "tool failures, of all": (train["kind"] == Kind.TOOL_FAILURE, config.tool_failure_share),
+        "maps with cells of another size, of all": (train["image_has_other_cells"], config.other_cells_share),
         "ASTAR offered, of all": (offers_astar, config.astar_share),
         "holes pointed at, of navigation without ASTAR and wrong paths": (
             without_wrong_paths["points_at_holes"],
@@ -181,7 +188,7 @@ def _shares(
             without_astar["kind"] == Kind.REFLECTION_1,
             config.reflection_1_share,
         ),
-        "two wrong paths, of navigation without ASTAR": (
+        "two wrong paths or more, of navigation without ASTAR": (
             without_astar["kind"] == Kind.REFLECTION_2,
             config.reflection_2_share,
         ),

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 from tasks.health.check import Check, fail, ok, warn
 from tasks.params import Params
 
-_INSTALL = "run `make run` once, or pip install -c constraints.txt -e '.[dev]'"
+_INSTALL = "run `make run` once, or pip install -c constraints.txt -e '.[dev,team]'"
 
 
 def installed_version(package: str) -> str | None:

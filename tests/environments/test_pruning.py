@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from environments.base import Prompt
-from environments.vsp.expert import Kind, demonstrate
+from environments.vsp.expert import NO_WRONG_PATH, WRONG_PATHS, Kind, demonstrate
 from environments.vsp.hypotheses import failures
 from environments.vsp.prompts import VSP, Task, map_of
 from environments.vsp.pruning import Strictness, hopeless
@@ -79,14 +79,14 @@ def test_the_hidden_map_is_never_looked_at() -> None:
 
 @pytest.mark.parametrize("kind", [Kind.CLEAN, Kind.REFLECTION_1, Kind.REFLECTION_2, Kind.TOOL_FAILURE])
 def test_fatal_ends_no_expert_and_strict_ends_those_who_correct_themselves(kind: Kind) -> None:
-    wanted = {Kind.REFLECTION_1: 1, Kind.REFLECTION_2: 2}.get(kind, 0)
+    wanted = WRONG_PATHS.get(kind, NO_WRONG_PATH)
     executor, rng, found = ToolExecutor(vsp_registry(), None, 5.0), random.Random(3), 0
     while found < 3:
         prompt = ENVIRONMENT.sample(rng, Task.NAVIGATION, 5, "p")
-        if failures(map_of(prompt)) != wanted:
+        if failures(map_of(prompt), "p") not in wanted:
             continue
         found += 1
         steps = demonstrate(prompt, kind, executor, ENVIRONMENT, rng).steps
         turns = [Turn(step.turn.call, step.observation) for step in steps]
         assert not any(hopeless(prompt, turns[:n], "fatal") for n in range(len(turns) + 1))
-        assert hopeless(prompt, turns, "strict") is (wanted > 0)
+        assert hopeless(prompt, turns, "strict") is (wanted is not NO_WRONG_PATH)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from itertools import islice
 
 from environments.base import Prompt
 from environments.vsp.expert import Demonstration, Kind, demonstrate
-from environments.vsp.prompts import BASE_TOOLS, VSP, Task
+from environments.vsp.hypotheses import failures
+from environments.vsp.prompts import BASE_TOOLS, VSP, Task, map_of
 from models.config import AgentConfig, PolicyConfig, RolloutConfig
 from models.demonstrations import demonstration_text
 from models.policy import Policy, build_policy
@@ -44,10 +46,15 @@ def some_prompts(count: int, seed: int = 0, size: int = 4) -> list[Prompt]:
 
 
 def some_demonstrations(count: int, seed: int = 0) -> list[Demonstration]:
-    """Clean expert trajectories on `some_prompts`."""
+    """Clean expert trajectories on those of `some_prompts` whose maps allow it."""
     executor = ToolExecutor(vsp_registry(), ToolResultCache(1000), 5.0)
     rng = random.Random(seed)
-    return [demonstrate(prompt, Kind.CLEAN, executor, VSP(), rng) for prompt in some_prompts(count, seed)]
+    easy = (
+        prompt
+        for prompt in some_prompts(4 * count, seed)
+        if prompt.task is Task.VERIFICATION or not failures(map_of(prompt), prompt.prompt_id)
+    )
+    return [demonstrate(prompt, Kind.CLEAN, executor, VSP(), rng) for prompt in islice(easy, count)]
 
 
 def small_policy(seed: int = 0, agent: AgentConfig | None = None, config: PolicyConfig = SMALL) -> Policy:

@@ -124,6 +124,30 @@ def test_an_episode_does_not_depend_on_its_neighbours_or_the_tool_cache(policy: 
             assert trajectory.stop_reason == wanted[index].stop_reason
 
 
+def test_rows_that_move_up_when_others_end_keep_what_they_have_read(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last episodes of a batch stand in the first rows: the rows of ended ones cost nothing, and mix nothing up."""
+    prompts = some_prompts(5)
+    engine = engine_for(policy, slots=8)
+    draws = [len(prompts) - number for number in range(len(prompts))]
+    turns = {p.prompt_id: [POINT] * n + [_verification(p)[-1]] for p, n in zip(prompts, draws, strict=True)}
+    turns[prompts[0].prompt_id].pop()  # its last call is its last turn: it ends by the limit
+    scripted(engine, policy, dict(reversed(turns.items())), monkeypatch)
+    rows: list[list[int]] = []
+    forward = engine._forward
+
+    def seen(embeddings, positions, row_index, cells, cache):  # type: ignore[no-untyped-def]
+        rows.append(row_index.tolist())
+        return forward(embeddings, positions, row_index, cells, cache)
+
+    monkeypatch.setattr(engine, "_forward", seen)
+    trajectories = engine.sample(_requests(prompts[::-1], samples=1), 0.8)
+    assert [t.calls for t in trajectories] == [1, 2, 3, 4, 4]
+    assert rows[-1] == [0]
+    assert _gap(policy, trajectories, 0.8) < 1e-4
+
+
 def _run(
     policy: Policy, turns: list[str], monkeypatch: pytest.MonkeyPatch, agent: AgentConfig = AGENT
 ) -> Trajectory:

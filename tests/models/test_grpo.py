@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from environments.base import Environment, Prompt
+from environments.vsp.config import ColdStartConfig
 from environments.vsp.prompts import VSP
 from models.checkpoint import Checkpoints
 from models.config import AgentConfig, GRPOConfig, ReplayConfig, RewardConfig, Schedule
@@ -35,6 +36,7 @@ CONFIG = GRPOConfig(
     std_floor=1e-6,
 )
 REWARD = RewardConfig()
+DATA = ColdStartConfig(path_lengths=(1, 3))
 
 
 class OddLengths(VSP):
@@ -50,7 +52,7 @@ def _parts(policy: Policy, config: GRPOConfig = CONFIG) -> GRPOParts:
         reference=small_policy(agent=AGENT),
         engine=start_engine(policy.model, lr=1e-3, weight_decay=0.0, max_grad_norm=1.0, zero_stage=0),
         rollouts=engine_for(policy),
-        draw_prompts=prompt_source(VSP(), config, VSP_TOOLS, 0.2, (1, 3), 0),
+        draw_prompts=prompt_source(VSP(), config, VSP_TOOLS, DATA, 0),
         environment=OddLengths(),
     )
 
@@ -220,7 +222,7 @@ def test_priority_and_recency_decide_what_is_replayed() -> None:
 
 def test_prompts_repeat_exactly_and_keep_the_mix() -> None:
     config = CONFIG.model_copy(update={"prompts_per_step": 8, "navigation_share": 0.75, "astar_share": 0.5})
-    draw = prompt_source(VSP(), config, VSP_TOOLS, 0.2, (1, 3), 0)
+    draw = prompt_source(VSP(), config, VSP_TOOLS, DATA, 0)
     first, again, later = draw(3, 0.5), draw(3, 0.5), draw(4, 0.5)
     assert [p.hidden for p in first] == [p.hidden for p in again]
     assert [p.hidden for p in first] != [p.hidden for p in later]

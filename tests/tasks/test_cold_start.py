@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from environments.vsp.config import ColdStartConfig
+from environments.vsp.expert import WRONG_PATHS
 from environments.vsp.maps import GridMap, Split, split_of
 from environments.vsp.plan import PlanError
 from environments.vsp.prompts import BASE_TOOLS, VSP, map_of
@@ -100,9 +101,9 @@ def test_every_stored_observation_is_what_the_tool_says_now(train):
 
 
 def test_every_picture_is_the_map_of_its_row(built, train):
-    renderer = Renderer()
+    renderer, sides = Renderer(), (None, *CONFIG.other_cells_px)
     for prompt in [d.prompt for d in train[::20]] + load_items(built[0] / "test_items.parquet")[::5]:
-        assert renderer.render(map_of(prompt)) == prompt.pictures[0]
+        assert prompt.pictures[0] in [renderer.render(map_of(prompt), cell_px) for cell_px in sides]
         assert GridMap(tuple(prompt.hidden["map_rows"])).sha256 == prompt.hidden["map_hash"]
 
 
@@ -130,13 +131,24 @@ def test_shares_are_close_to_the_parameters(tmp_path):
     assert len(plain) / len(navigation) == pytest.approx(1 - config.astar_share, abs=0.04)
     assert kinds["reflection_1"] / len(plain) == pytest.approx(config.reflection_1_share, abs=0.04)
     assert kinds["reflection_2"] / len(plain) == pytest.approx(config.reflection_2_share, abs=0.04)
-    assert sum(q.point_holes for q in plain) / len(plain) == pytest.approx(config.holes_share, abs=0.04)
+    at_once = [q for q in plain if q.kind not in WRONG_PATHS]
+    assert sum(q.point_holes for q in at_once) / len(at_once) == pytest.approx(config.holes_share, abs=0.04)
     assert sum(q.kind == "tool_failure" for q in questions) / 4000 == pytest.approx(
         config.tool_failure_share, abs=0.02
     )
     sizes = Counter(plan.grid.size for plan in plans)
     assert set(sizes) == {4, 6, 8}
     assert max(sizes.values()) - min(sizes.values()) <= 1
+    sides = Counter(plan.cell_px for plan in plans)
+    assert 1 - sides[None] / len(plans) == pytest.approx(config.other_cells_share, abs=0.04)
+    assert set(sides) == {None, *config.other_cells_px}
+
+
+def test_questions_to_be_answered_are_drawn_as_the_published_ones(built):
+    renderer = Renderer()
+    for name in ("validation_items", "test_items"):
+        for prompt in load_items(built[0] / f"{name}.parquet"):
+            assert renderer.render(map_of(prompt)) == prompt.pictures[0]
 
 
 def test_verification_is_balanced_at_every_size_and_length():

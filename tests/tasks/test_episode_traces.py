@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from models.trajectory import Step
-from tasks.episode_traces import log_traces, spans
+from tasks.episode_traces import log_page, log_traces, spans
 from tasks.params import Params
 from tasks.tracking import stage_run
 from tasks.tracking_store import open_store, resolve_store
-from tests.tasks.test_rollout_report import make_trajectories
+from tests.tasks.test_rollout_report import REWARD, make_trajectories
 from tools.base import Observation
 from tools.errors import ToolErrorCode
 
@@ -51,6 +51,16 @@ def test_thoughts_and_answers_are_llm_spans_and_calls_tool_spans(records: Path, 
     assert re.match(r"mlflow-attachment://.*content_type=image%2Fpng", picture["image_url"]["url"])
     assert trace.info.tags["policy"] == "grpo"
     assert trace.info.request_metadata["mlflow.sourceRun"] == run.run_id
+
+
+def test_the_page_of_a_training_step_is_an_artifact_of_its_run(records: Path, params: Params) -> None:
+    with stage_run("grpo", params, records) as run:
+        log_page(run, make_trajectories(2), REWARD, "rollouts of step 8", "rollouts/step-00008.html")
+    client, _ = open_store(resolve_store(params.tracking, records))
+    (page,) = client.list_artifacts(run.run_id, "rollouts")
+    assert page.path == "rollouts/step-00008.html"
+    text = Path(client.download_artifacts(run.run_id, page.path, str(records))).read_text(encoding="utf-8")
+    assert "rollouts of step 8" in text
 
 
 def test_a_turn_without_times_or_text_is_traced() -> None:

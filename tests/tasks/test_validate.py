@@ -415,8 +415,9 @@ def test_another_mix_than_asked_for_is_named(built, check):
         ({"validation_items": 13}, "validation items"),
         ({"holes_share": 0.9}, "holes pointed at, of navigation without ASTAR and wrong paths"),
         ({"astar_share": 0.9}, "ASTAR offered, of all"),
+        ({"other_cells_share": 0.9}, "maps with cells of another size, of all"),
         ({"reflection_1_share": 0.85}, "one wrong path, of navigation without ASTAR"),
-        ({"reflection_2_share": 0.85}, "two wrong paths, of navigation without ASTAR"),
+        ({"reflection_2_share": 0.85}, "two wrong paths or more, of navigation without ASTAR"),
     ],
 )
 def test_each_share_of_the_mix_is_compared_with_its_own_setting(built, changes, measure):

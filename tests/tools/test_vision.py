@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import re
 
 import numpy as np
 import pytest
 
+from environments.vsp.maps import random_map as draw_map
+from environments.vsp.render import Renderer
 from tests.tools.worlds import PICTURES, PUBLISHED, cells, centre, random_map, render
 from tools.base import Picture, ToolCall
 from tools.errors import ToolError, ToolErrorCode
@@ -46,6 +49,16 @@ def assert_point_is_exact(executor: ToolExecutor, picture: Picture, rows: tuple[
 def test_point_is_exact_on_renderings_of_every_size(executor: ToolExecutor, size: int, seed: int) -> None:
     rows = random_map(size, seed, hole_share=0.1 * (seed % 6))
     assert_point_is_exact(executor, render(rows), rows)
+
+
+@pytest.mark.parametrize("cell_px", range(32, 68, 4))
+def test_the_grid_is_exact_at_every_size_of_cell(cell_px: int) -> None:
+    renderer, rng = Renderer(), random.Random(cell_px)
+    for size in (4, 6, 8):
+        for density in (0.1, 0.3):
+            grid = draw_map(rng, size, density)
+            read = read_grid(renderer.render(grid, cell_px).decode())
+            assert (read.cell, tuple(read.rows)) == (cell_px, grid.rows)
 
 
 @pytest.mark.parametrize("corner", range(4))
