@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache
 
 
 class SlotCache(Cache):
-    """Preallocated (slots, capacity, heads, head_dim) keys and values per layer.
+    """Preallocated (slots, heads, capacity, head_dim) keys and values per layer: each head's lie in one piece.
 
     Before each forward pass `select` says which rows take part and at which positions their new tokens go. Rows
     keep their content between turns, and a freed row is simply written over: attention never looks beyond the
@@ -19,7 +19,7 @@ class SlotCache(Cache):
 
     def __init__(self, layers: int, slots: int, capacity: int, heads: int, head_dim: int, like: Tensor):
         super().__init__(layers=[])
-        shape = (slots, capacity, heads, head_dim)
+        shape = (slots, heads, capacity, head_dim)
         self.keys = [torch.zeros(shape, dtype=like.dtype, device=like.device) for _ in range(layers)]
         self.values = [torch.zeros(shape, dtype=like.dtype, device=like.device) for _ in range(layers)]
         self.slots, self.capacity = slots, capacity
@@ -40,20 +40,18 @@ class SlotCache(Cache):
     ) -> tuple[Tensor, Tensor]:
         """Store new (b, heads, q, head_dim) states; returns those rows' states up to the longest one."""
         keys, values = self.keys[layer_idx], self.values[layer_idx]
-        index = (self._rows[:, None], self._positions)
-        keys[index] = key_states.transpose(1, 2)
-        values[index] = value_states.transpose(1, 2)
+        where = (self._rows[:, None], slice(None), self._positions)
+        keys[where] = key_states.transpose(1, 2)
+        values[where] = value_states.transpose(1, 2)
         if self._are_first:  # a view, no copy
             count = len(self._rows)
-            keys, values = keys[:count, : self._length], values[:count, : self._length]
-        else:
-            keys, values = keys[self._rows, : self._length], values[self._rows, : self._length]
-        return keys.transpose(1, 2), values.transpose(1, 2)
+            return keys[:count, :, : self._length], values[:count, :, : self._length]
+        return keys[self._rows, :, : self._length], values[self._rows, :, : self._length]
 
     def copy_row(self, source: int, targets: list[int], length: int) -> None:
         """Give other rows the first `length` positions of one row: prompts shared by a group are read once."""
         for store in (*self.keys, *self.values):
-            store[targets, :length] = store[source, :length].clone()
+            store[targets, :, :length] = store[source, :, :length].clone()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._length

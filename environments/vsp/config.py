@@ -46,10 +46,10 @@ class ColdStartConfig(BaseModel):
         0.1, ge=0, le=1, description="of navigation without ASTAR and wrong paths: holes are pointed at first"
     )
     reflection_1_share: float = Field(
-        0.25, ge=0, le=1, description="of navigation without ASTAR: one wrong path first"
+        0.2, ge=0, le=1, description="of navigation without ASTAR: one wrong path first"
     )
     reflection_2_share: float = Field(
-        0.2, ge=0, le=1, description="of navigation without ASTAR: two to six wrong paths first"
+        0.4, ge=0, le=1, description="of navigation without ASTAR: two to six wrong paths first"
     )
     tool_failure_share: float = Field(
         0.1, ge=0, le=1, description="of all trajectories: a call fails, then is mended"

@@ -2,7 +2,8 @@
 
 It knows the start, the goal, the size of the grid and the holes that it has met so far, and takes every other cell
 for ice. Simple paths come before crooked ones, short ones before long ones, and equals in an order of the asker's
-own: who learns from many of them learns to try around, not one fixed list.
+own. So each demonstration has one shape at a time to be learned, and many together teach to try around, not to recite
+a list.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ def next_hypothesis(
 ) -> Corners | None:
     """The first path in the order that no known hole blocks; None if the known holes part start and goal.
 
-    Order: paths of at most two turns by length, then the shortest way round. The text `order`, such as the prompt's
-    id, decides between paths of one length.
+    Order: one turn, two turns, then the shortest way round; of each, those that begin sideways first. Paths of two
+    turns come by length; the text `order`, such as the prompt's id, decides between those of one length.
     """
     for corners in _simple_paths(grid_size, start, goal, order):
         if not any(cell in known_holes for cell in cells_of(corners)):
@@ -53,14 +54,17 @@ def cells_of(corners: Corners) -> Iterator[Cell]:
 
 
 def _simple_paths(size: int, start: Cell, goal: Cell, order: str) -> Iterator[Corners]:
-    sideways = [(start, (start[0], col), (goal[0], col), goal) for col in range(size)]
-    upright = [(start, (row, start[1]), (row, goal[1]), goal) for row in range(size)]
-    # where two corners are one cell the path has a turn less, and two paths may be the same
-    paths = list(dict.fromkeys(tuple(dict.fromkeys(path)) for path in sideways + upright))
-    if start[0] == goal[0] or start[1] == goal[1]:  # on one line with a turn: there and back
-        paths = [(start, goal), *(path for path in paths if len(path) == 4)]
-    random.Random(order).shuffle(paths)
-    yield from sorted(paths, key=lambda path: sum(1 for _ in cells_of(path)))
+    if start[0] == goal[0] or start[1] == goal[1]:
+        yield start, goal
+    else:
+        yield start, (start[0], goal[1]), goal
+        yield start, (goal[0], start[1]), goal
+    sideways: list[Corners] = [(start, (start[0], col), (goal[0], col), goal) for col in range(size)]
+    upright: list[Corners] = [(start, (row, start[1]), (row, goal[1]), goal) for row in range(size)]
+    for paths in (sideways, upright):
+        two_turns = [path for path in paths if len(set(path)) == 4]
+        random.Random(order).shuffle(two_turns)
+        yield from sorted(two_turns, key=lambda path: sum(1 for _ in cells_of(path)))
 
 
 def _way_round(size: int, start: Cell, goal: Cell, known_holes: Collection[Cell]) -> Corners | None:
