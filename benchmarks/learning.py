@@ -14,13 +14,12 @@ from typing import Any
 
 from benchmarks.arms import RESULTS, Arm, Budget, run_arms
 
-SIZES, SMALL = (4, 6, 8), (4, 6)
+SIZES = (4, 6, 8)
 ONLY_WITHOUT_ASTAR = {"grpo.navigation_share": 1.0, "grpo.astar_share": 0.0}
-SMALL_MAPS = {**ONLY_WITHOUT_ASTAR, "grpo.sizes": list(SMALL)}
 NO_REPLAY = {"grpo.replay.replayed_groups": 0, "grpo.replay.revisit_share": 0.0}
 # The probe that fell from 35 % to 18 % in 40 steps: a cost per call, two passes, nothing that holds it back.
 GUARDS_OFF = {
-    **SMALL_MAPS,
+    **ONLY_WITHOUT_ASTAR,
     **NO_REPLAY,
     "grpo.prompts_per_step": 12,
     "grpo.group_size.start": 8,
@@ -38,13 +37,13 @@ GUARDS_OFF = {
     "reward.cost_on_failures": True,
 }
 GUARDS_ON = {
-    **SMALL_MAPS,
+    **ONLY_WITHOUT_ASTAR,
     "grpo.prompts_per_step": 12,
     "grpo.group_size.start": 8,
     "grpo.group_size.end": 8,
     "reward.step_cost": 0.02,
 }
-FEW = {**SMALL_MAPS, "grpo.prompts_per_step": 4}
+FEW = {**ONLY_WITHOUT_ASTAR, "grpo.prompts_per_step": 4}
 REPLAY = {**FEW, "grpo.replay.replayed_groups": 12}
 
 
@@ -158,13 +157,13 @@ BENCHMARKS = {
                 {**REPLAY, "grpo.replay.max_age": 10_000, "grpo.replay.max_divergence": 1e6},
             ),
         ),
-        Budget(steps=20, eval_every=1, items=120, sizes=SMALL, stop_at=0.78),
+        Budget(steps=24, eval_every=2, items=150, sizes=SIZES, stop_at=0.9),
         5,
         replay_table,
     ),
     "stability": Benchmark(
         (Arm("guards on", GUARDS_ON), Arm("guards off", GUARDS_OFF)),
-        Budget(steps=12, eval_every=4, items=90, sizes=SMALL),
+        Budget(steps=12, eval_every=4, items=120, sizes=SIZES),
         20,
         stability_table,
     ),
@@ -178,11 +177,11 @@ BENCHMARKS = {
         tuple(
             Arm(
                 f"λ_tool:λ_acc {tool}:{accuracy}",
-                {**SMALL_MAPS, "reward.lambda_tool": tool, "reward.lambda_acc": accuracy},
+                {**ONLY_WITHOUT_ASTAR, "reward.lambda_tool": tool, "reward.lambda_acc": accuracy},
             )
             for tool, accuracy in ((0.0, 1.0), (1.0, 2.0), (1.0, 1.0), (2.0, 1.0), (4.0, 1.0))
         ),
-        Budget(steps=12, eval_every=6, items=120, sizes=SMALL),
+        Budget(steps=12, eval_every=6, items=120, sizes=SIZES),
         3,
         end_table,
     ),
