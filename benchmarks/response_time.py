@@ -1,10 +1,10 @@
 """Response time on 8×8 maps: all optimisations on against the plain loop, at equal accuracy.
 
-On: slots that decode together, KV cache kept between turns, prompts read once, tool results cached. Off: one episode at
-a time, transformers `generate` once per turn from the whole conversation, every tool call live. Greedy, so both answer
-the same. The mean response time of a question is the wall time until all of the questions are answered, divided by
-their number; the time from asking one until its answer is reported too. Run `make run` first: the policy is
-outputs/sft.
+On: slots that decode together, KV cache kept between turns, prompts read once, tool results cached, hopeless
+episodes ended (`agent.prune`). Off: one episode at a time, transformers `generate` once per turn from the whole
+conversation, every tool call live. Both are greedy and differ by pruning only. The mean response time of a question
+is the wall time until all of the questions are answered, divided by their number; the time from asking one until
+its answer is reported too. Run `make run` first: the policy is outputs/grpo.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ def main() -> None:
     arguments = parser("response_time", __doc__ or "", " --questions 60")
     arguments.add_argument("--questions", type=int, default=60, help="questions a repeat (default: 60)")
     arguments.add_argument("--size", type=int, default=8, help="cells of a map's side (default: 8)")
+    arguments.add_argument("--prune", choices=("never", "fatal"), default="fatal", help="default: fatal")
     options = arguments.parse_args()
-    measure(options.questions, options.size, options.repeats)
+    measure(options.questions, options.size, options.repeats, options.prune)
 
 
-def measure(questions: int, size: int, repeats: int) -> None:
+def measure(questions: int, size: int, repeats: int, prune: str) -> None:
     """Ask `questions` new questions a repeat."""
     import time
 
@@ -31,17 +32,18 @@ def measure(questions: int, size: int, repeats: int) -> None:
     from environments.vsp.prompts import VSP
     from models.rollout import RolloutEngine, RolloutRequest
     from tasks.engines import open_policy, rollout_engine
+    from tasks.params import override
     from tasks.workspace import OUTPUTS
     from tools.cache import ToolResultCache
     from tools.executor import ToolExecutor
 
     params = single_thread({"rollout.slots": questions})
-    policy, grade = open_policy(OUTPUTS / "sft", params), VSP().grade
+    policy, grade = open_policy(OUTPUTS / "grpo", params), VSP().grade
     live = ToolExecutor(policy.encoder.registry, None, params.rollout.call_deadline_s)
     cache = ToolResultCache(params.rollout.cached_results)
     engines: dict[str, RolloutEngine] = {
         "off": GenerateEngine(policy, live, params.agent, batch=1),
-        "on": rollout_engine(policy, params, cache),
+        "on": rollout_engine(policy, override(params, {"agent.prune": prune}), cache),
     }
 
     def run(name: str, number: int) -> dict[str, float]:
@@ -74,6 +76,7 @@ def measure(questions: int, size: int, repeats: int) -> None:
             "accuracy_percent": accuracy,
             "questions": questions,
             "size": size,
+            "prune": prune,
             "rounds": rounds,
             "cache": cache.stats(),
         },
