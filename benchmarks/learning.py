@@ -1,7 +1,10 @@
 """What the parts of the GRPO loop are worth, measured: replay, guards, reward weights, and the gain over SFT.
 
-Each benchmark compares arms (settings over params.yaml) on several seeds, all from the pipeline's SFT policy, on
+Each benchmark compares arms (settings over params.yaml) on several seeds, all from the SFT policy in outputs/sft, on
 navigation without ASTAR. Results are files under outputs/benchmarks: an interrupted benchmark goes on.
+
+The pipeline's own SFT policy leaves GRPO little to learn. The targets are about one that solves less than half, as SFT
+on a quarter of the data makes it: in a clone, `dvc exp run -S sft.epochs=0.25 sft`, then the benchmark.
 """
 
 from __future__ import annotations
@@ -157,7 +160,7 @@ BENCHMARKS = {
                 {**REPLAY, "grpo.replay.max_age": 10_000, "grpo.replay.max_divergence": 1e6},
             ),
         ),
-        Budget(steps=24, eval_every=2, items=150, sizes=SIZES, stop_at=0.9),
+        Budget(steps=24, eval_every=2, items=150, sizes=SIZES, stop_at=0.6),
         5,
         replay_table,
     ),
