@@ -1,7 +1,8 @@
 """One GRPO run under changed settings, measured as it goes: the unit that the learning benchmarks compare.
 
-Every arm starts from the SFT policy of the pipeline (`dvc repro sft` makes it) and asks fresh training maps;
-success is greedy, on validation maps that no training uses. A finished run is a file and is not made again.
+Every arm starts from the SFT policy in outputs/sft (`dvc repro sft` makes it) and asks fresh training maps. Success is
+that of sampled episodes (temperature 1, what GRPO improves) on validation maps that no training uses; at the start and
+at the end the greedy policy is measured as well. A finished run is a file and is not made again.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 RESULTS = PROJECT_ROOT / "outputs" / "benchmarks"
 MODULE = "benchmarks.arms"
+SAMPLED = 1.0  # temperature of an episode as training samples it
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def run_arm(params: Params, budget: Budget) -> dict[str, Any]:
     began = time.monotonic()
 
     def measure(metrics: dict[str, float]) -> float:
-        seen = measure_on(parts, questions)
+        seen = measure_on(parts, questions, SAMPLED)
         metrics["grpo/validation_success"] = seen.success
         point: dict[str, Any] = {"step": state.step, "fresh_rollouts": rollouts, "fresh_tokens": tokens}
         point |= {"seconds": time.monotonic() - began, "success": seen.success, "calls": seen.calls}
@@ -127,7 +129,7 @@ def run_arm(params: Params, budget: Budget) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as folder:
         best = Checkpoints(Path(folder))
-        start = measure_on(parts, unseen)
+        start, greedy_start = measure_on(parts, unseen, SAMPLED), measure_on(parts, unseen, 0.0)
         metrics: dict[str, float] = {}
         measure(metrics)
         guard(parts, state, metrics, best)
@@ -142,8 +144,9 @@ def run_arm(params: Params, budget: Budget) -> dict[str, Any]:
             notes += filter(None, [guard(parts, state, metrics, best)])
         if params.grpo.guards.rollback:
             restore(parts, state, best)
-        end = measure_on(parts, unseen)
+        end, greedy_end = measure_on(parts, unseen, SAMPLED), measure_on(parts, unseen, 0.0)
     result = {"curve": curve, "start": vars(start), "end": vars(end), "rollbacks": notes}
+    result |= {"greedy_start": vars(greedy_start), "greedy_end": vars(greedy_end)}
     return result | {"tool_calls": cache.stats()}
 
 
@@ -168,19 +171,20 @@ def validation_maps(budget: Budget, name: str) -> list[Prompt]:
 
 @dataclass(frozen=True)
 class Measured:
-    """Greedy success, calls per episode, and solved and asked by the fewest bends of any safe path."""
+    """Success, calls per episode, and solved and asked by the fewest bends of any safe path."""
 
     success: float
     calls: float
     by_bends: dict[str, list[int]]
 
 
-def measure_on(parts: GRPOParts, questions: list[Prompt]) -> Measured:
-    """Ask every question once. The bends tell how far a policy is that only draws simple paths."""
+def measure_on(parts: GRPOParts, questions: list[Prompt], temperature: float) -> Measured:
+    """Ask every question once, always with the same random numbers. The bends tell how far a policy is that only draws simple paths."""
     from environments.vsp.prompts import map_of
     from models.rollout import RolloutRequest
 
-    episodes = parts.rollouts.sample([RolloutRequest(p, 0, 0) for p in questions], 0.0)
+    requests = [RolloutRequest(prompt, 0, number) for number, prompt in enumerate(questions)]
+    episodes = parts.rollouts.sample(requests, temperature)
     counts: dict[str, list[int]] = {}
     for episode in episodes:
         won = episode.response is not None and parts.environment.grade(episode.prompt, episode.response)
