@@ -179,7 +179,10 @@ class Measured:
 
 
 def measure_on(parts: GRPOParts, questions: list[Prompt], temperature: float) -> Measured:
-    """Ask every question once, always with the same random numbers. The bends tell how far a policy is that only draws simple paths."""
+    """Ask every question once, always with the same random numbers.
+
+    The bends tell how far a policy is that only draws simple paths.
+    """
     from environments.vsp.prompts import map_of
     from models.rollout import RolloutRequest
 
