@@ -14,7 +14,7 @@ from tools.astar import MOVES
 from tools.base import Picture, Purity, Tool, ToolOutput
 from tools.errors import ToolErrorCode
 from tools.params import PixelParam, PixelParams
-from tools.vision import Grid, GridReader
+from tools.vision import Cell, Grid, GridReader
 
 _RED = (255, 0, 0)
 _LINE_WIDTH = 3
@@ -47,7 +47,10 @@ def draw2dpath_tool(reader: GridReader) -> Tool:
 
     The payload is one of
     {"result": "path_safe", "end": centre of the last cell, "moves": the moves along the points},
-    {"result": "path_crosses_hole", "at": centre of the first hole on the way, the start's own cell included},
+    {"result": "path_crosses_hole", "at": centre of the first hole on the way, the start's own cell included,
+     "before": centre of the cell that the path came from, "beside": centres of the cells to the sides of that one,
+     as seen along the way, which are on the map and no holes}; the last two are absent where the path begins in
+     the hole,
     {"result": "path_out_of_bounds", "at": the first given point that is off the map},
     whichever comes first on the way. Points are joined by straight lines; `moves` is there for points whose lines
     lead from cell to neighbouring cell. Directions step from cell to cell by the world's rule: a step off the edge
@@ -65,7 +68,7 @@ def draw2dpath_tool(reader: GridReader) -> Tool:
 
     return Tool(
         name="DRAW2DPATH",
-        version="2",
+        version="3",
         description=(
             "Draws a path through pixel points, or from a start pixel along moves, "
             "and says whether it crosses a hole."
@@ -95,17 +98,29 @@ def _step(grid: Grid, start: Pixel, directions: str) -> list[Pixel]:
 def _verdict(grid: Grid, corners: list[Pixel]) -> tuple[dict[str, Any], list[Pixel]]:
     """The payload, and the corners of the part of the path that was walked."""
     walked: list[Pixel] = []
+    last: Cell | None = None
     for corner in corners:
         for x, y in _between(walked[-1] if walked else corner, corner):
             cell = grid.cell_at(x, y)
             if cell is None:
                 return {"result": "path_out_of_bounds", "at": list(corner)}, [*walked, (x, y)]
             if cell in grid.holes:
-                return {"result": "path_crosses_hole", "at": grid.centre(cell)}, [*walked, (x, y)]
+                payload = {"result": "path_crosses_hole", "at": grid.centre(cell)}
+                return payload | _way_out(grid, last, cell), [*walked, (x, y)]
+            last = cell
         walked.append(corner)
-    end = grid.cell_at(*corners[-1])
-    assert end is not None  # every pixel of the way was on the map
-    return {"result": "path_safe", "end": grid.centre(end)}, walked
+    assert last is not None  # there is a point, and every pixel of the way was on the map
+    return {"result": "path_safe", "end": grid.centre(last)}, walked
+
+
+def _way_out(grid: Grid, last: Cell | None, hole: Cell) -> dict[str, Any]:
+    """Where an unsafe path was safe last, and the cells to the sides of that one from which it could go on."""
+    if last is None:
+        return {}
+    (row, col), down, right = last, hole[0] - last[0], hole[1] - last[1]
+    sides = [(row - right, col - down), (row + right, col + down)]
+    free = [cell for cell in sides if cell not in grid.holes and max(cell) < grid.size and min(cell) >= 0]
+    return {"before": grid.centre(last), "beside": [grid.centre(cell) for cell in sorted(free)]}
 
 
 def _moves(grid: Grid, corners: list[Pixel]) -> str | None:

@@ -49,7 +49,7 @@ class ColdStartConfig(BaseModel):
         0.2, ge=0, le=1, description="of navigation without ASTAR: one wrong path first"
     )
     reflection_2_share: float = Field(
-        0.4, ge=0, le=1, description="of navigation without ASTAR: two to six wrong paths first"
+        0.4, ge=0, le=1, description="of navigation without ASTAR: two to four wrong paths first"
     )
     tool_failure_share: float = Field(
         0.1, ge=0, le=1, description="of all trajectories: a call fails, then is mended"
@@ -60,6 +60,11 @@ class ColdStartConfig(BaseModel):
     )
     shards: int = Field(16, ge=1, description="files of the training split")
     workers: int = Field(2, ge=1, description="processes; the data do not depend on it")
+
+    @property
+    def shown_cells_px(self) -> tuple[int, ...]:
+        """Sides of cells, besides gymnasium's own, that training maps are drawn with."""
+        return self.other_cells_px if self.other_cells_share else ()
 
     @model_validator(mode="after")
     def _consistent(self) -> ColdStartConfig:

@@ -5,13 +5,12 @@ observation.
 from __future__ import annotations
 
 import random
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from environments.base import Prompt, ScriptedTurn
-from environments.vsp.hypotheses import next_hypothesis
-from environments.vsp.maps import Cell
+from environments.vsp.hypotheses import Search
 from environments.vsp.prompts import VSP, Task
 from tools.base import Observation, ToolCall
 from tools.executor import ToolExecutor
@@ -31,7 +30,7 @@ class Kind(StrEnum):
     TOOL_FAILURE = "tool_failure"  # a call returns an error, the next one is right
 
 
-MOST_WRONG_PATHS = 6
+MOST_WRONG_PATHS = 4
 """So that a demonstration stays within the agent's limits of turns and tokens."""
 
 WRONG_PATHS: dict[Kind, range] = {
@@ -50,7 +49,8 @@ SEARCH = "search for a safe path"
 SAFE = "the path is safe"
 MEETS_HOLE = "the path meets a hole"
 FOUND = "this path is safe"
-HOLE_AGAIN = "it meets a hole, try another way"
+OTHER_WAY = "it meets a hole, try the other way"
+GO_ROUND = "it meets a hole, go round by {}"
 RECOVERY = {
     "invalid_value": "that value is not allowed, correct it",
     "missing_parameter": "a parameter is missing, add it",
@@ -125,7 +125,7 @@ def make_expert(prompt: Prompt, kind: Kind, rng: random.Random, point_holes: boo
         return _verify(script, prompt.hidden["path"])
     if use_astar:
         return _navigate_with_astar(script)
-    return _navigate(script, prompt, point_holes)
+    return _navigate(script, point_holes)
 
 
 def _verify(script: _Script, path: str) -> Expert:
@@ -145,33 +145,33 @@ def _navigate_with_astar(script: _Script) -> Expert:
     yield ScriptedTurn(FOUND, response=route.payload["path"])
 
 
-def _navigate(script: _Script, prompt: Prompt, point_holes: bool) -> Expert:
-    """Assume, check, correct: a hypothesis that meets a hole is no slip, it is how the hole becomes known."""
-    size = prompt.hidden["size"]  # which the picture shows
-    side = prompt.pictures[0].size[0] // size
-
-    def cell(point: Point) -> Cell:
-        return point[1] // side, point[0] // side
-
-    def centre(cell: Cell) -> Point:
-        return [cell[1] * side + side // 2, cell[0] * side + side // 2]
-
+def _navigate(script: _Script, point_holes: bool) -> Expert:
+    """Assume, check, step aside: a path that meets a hole is no slip, it is how the hole becomes known."""
     start = yield from script.point("start")
     goal = yield from script.point("goal")
-    known: set[Cell] = set()
+    # x and y change places: a picture's first number is the column, and rows come first in the search
+    search = Search(_swapped(start), _swapped(goal))
     if point_holes:
         holes = yield from script.call(FIND["holes"], ToolCall("POINT", {"target": "holes"}))
-        known.update(map(cell, holes.payload["coordinates"]))
+        search.holes.update(map(_swapped, holes.payload["coordinates"]))
     think = TRY
-    while (corners := next_hypothesis(size, cell(start), cell(goal), known, prompt.prompt_id)) is not None:
-        points = [start, *map(centre, corners[1:-1]), goal]
+    while (way := search.next_way()) is not None:
+        points = [list(_swapped(point)) for point in way.points]
+        if way.aside is not None:
+            think = GO_ROUND.format(list(_swapped(way.aside)))
         drawn = yield from script.call(think, ToolCall("DRAW2DPATH", {"points": points}))
-        if drawn.payload["result"] == "path_safe":
-            yield ScriptedTurn(FOUND, response=drawn.payload["moves"])
+        seen = drawn.payload
+        if seen["result"] == "path_safe":
+            yield ScriptedTurn(FOUND, response=seen["moves"])
             return
-        known.add(cell(drawn.payload["at"]))
-        think = HOLE_AGAIN
-    raise ExpertError(f"{prompt.prompt_id}: the holes that were met part start and goal")
+        hole, before, *beside = map(_swapped, (seen["at"], seen["before"], *seen["beside"]))
+        search.met(way, hole, before, beside)
+        think = OTHER_WAY
+    raise ExpertError("the search for a path without ASTAR ended without one")
+
+
+def _swapped(pair: Sequence[int]) -> tuple[int, int]:
+    return pair[1], pair[0]
 
 
 class _Script:

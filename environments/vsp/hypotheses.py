@@ -1,84 +1,114 @@
-"""How an agent without ASTAR looks for a path: assume, check, correct (seed 000, section 3.3).
+"""How an agent without ASTAR looks for a path: assume, check, step aside (seed 000, section 3.3).
 
-It knows the start, the goal, the size of the grid and the holes that it has met so far, and takes every other cell
-for ice. Simple paths come before crooked ones, short ones before long ones, and equals in an order of the asker's
-own. So each demonstration has one shape at a time to be learned, and many together teach to try around, not to recite
-a list.
+It knows the start and the goal, and of the rest what DRAW2DPATH says where a path meets a hole: where that is, where
+the path was safe last, and which cells to its sides are free. The two paths of one turn come first. After that a path
+follows the latest one to where it was safe, steps aside, and goes on to the goal. Every number of every path has stood
+in an observation: to draw it is a matter of copying, which a small model can, and not of arithmetic, which it cannot.
+
+Points are pairs of numbers on any grid of equal steps, pixels or cells; a path is given by where it begins, may turn,
+and ends. A path around a hole has all points of its pattern, also where two of them are one or it does not turn.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
-from environments.vsp.maps import MOVES, Cell, GridMap, distances_to
+from environments.vsp.maps import Cell, GridMap
 
-Corners = tuple[Cell, ...]  # cells where a path begins, turns and ends
+Point = tuple[int, int]
 
 
-def next_hypothesis(
-    grid_size: int, start: Cell, goal: Cell, known_holes: Collection[Cell], order: str
-) -> Corners | None:
-    """The first path in the order that no known hole blocks; None if the known holes part start and goal.
+@dataclass(frozen=True)
+class Way:
+    """A path to draw. `aside`: the cell by which it avoids the latest hole, None where it begins anew."""
 
-    Order: one turn, two turns, then the shortest way round; of each, those that begin sideways first. Paths of two
-    turns come by length; the text `order`, such as the prompt's id, decides between those of one length.
+    points: tuple[Point, ...]
+    aside: Point | None = None
+
+
+@dataclass
+class Search:
+    """One agent's search. `holes`: those known from the beginning; those met are added."""
+
+    start: Point
+    goal: Point
+    holes: set[Point] = field(default_factory=set)
+    _around: list[list[Way]] = field(default_factory=list)  # each hole met, the latest last
+
+    def next_way(self) -> Way | None:
+        """The path to draw now; None if all that hold only numbers seen so far meet a hole known.
+
+        First sideways and then up or down, then the other way round, then around the latest hole, then around those
+        before: by the cell nearer to the goal, and on in the direction that the hole had blocked.
+        """
+        once = [Way(_without_repetition(self.start, turn, self.goal)) for turn in self._turns(self.start)]
+        ways = [*once, *(way for group in reversed(self._around) for way in group)]
+        return next((way for way in ways if not self._blocked(way)), None)
+
+    def met(self, way: Way, hole: Point, before: Point, beside: Sequence[Point]) -> None:
+        """Take in what DRAW2DPATH said about a path that is not safe."""
+        self.holes.add(hole)
+        leg = next(i for i, ends in enumerate(pairwise(way.points)) if _on(hole, *ends))
+        begun = (*way.points[: leg + 1], before)
+        sideways = hole[0] == before[0]
+        around = []
+        for cell in sorted(beside, key=lambda cell: (_distance(cell, self.goal), cell)):
+            turns = self._turns(cell) if sideways else reversed(self._turns(cell))
+            around += [Way((*begun, cell, turn, self.goal), cell) for turn in turns]
+        self._around.append(around)
+
+    def _turns(self, here: Point) -> tuple[Point, Point]:
+        """Where a path of one turn to the goal turns: sideways first, and upright first."""
+        return (here[0], self.goal[1]), (self.goal[0], here[1])
+
+    def _blocked(self, way: Way) -> bool:
+        return any(_on(hole, *ends) for hole in self.holes for ends in pairwise(way.points))
+
+
+def failures(grid: GridMap, known: Collection[Cell] = ()) -> int | None:
+    """How many paths meet a hole on this map before one is right; None if the search ends without one.
+
+    `known`: holes that the agent has seen before its first try.
     """
-    for corners in _simple_paths(grid_size, start, goal, order):
-        if not any(cell in known_holes for cell in cells_of(corners)):
-            return corners
-    return _way_round(grid_size, start, goal, known_holes)
-
-
-def failures(grid: GridMap, order: str) -> int:
-    """How many hypotheses meet a hole on this map before one is right."""
-    known: set[Cell] = set()
-    while True:
-        corners = next_hypothesis(grid.size, grid.start, grid.goal, known, order)
-        assert corners is not None  # maps are solvable
-        hit = next((cell for cell in cells_of(corners) if cell in grid.hole_set), None)
+    search, count = Search(grid.start, grid.goal, set(known)), 0
+    while (way := search.next_way()) is not None:
+        cells = list(cells_of(way.points))
+        hit = next((index for index, cell in enumerate(cells) if cell in grid.hole_set), None)
         if hit is None:
-            return len(known)
-        known.add(hit)
+            return count
+        row, col = before = cells[hit - 1]  # the start is no hole
+        sideways = cells[hit][0] == row
+        sides = [(row - 1, col), (row + 1, col)] if sideways else [(row, col - 1), (row, col + 1)]
+        search.met(way, cells[hit], before, [cell for cell in sides if _free(grid, cell)])
+        count += 1
+    return None
 
 
-def cells_of(corners: Corners) -> Iterator[Cell]:
-    """Every cell on the way, both ends included."""
-    yield corners[0]
-    for (row, col), (to_row, to_col) in pairwise(corners):
+def cells_of(points: Sequence[Cell]) -> Iterator[Cell]:
+    """Every cell on the way, both ends included, of points that are cells."""
+    yield points[0]
+    for (row, col), (to_row, to_col) in pairwise(points):
         while (row, col) != (to_row, to_col):
             row += (to_row > row) - (to_row < row)
             col += (to_col > col) - (to_col < col)
             yield row, col
 
 
-def _simple_paths(size: int, start: Cell, goal: Cell, order: str) -> Iterator[Corners]:
-    if start[0] == goal[0] or start[1] == goal[1]:
-        yield start, goal
-    else:
-        yield start, (start[0], goal[1]), goal
-        yield start, (goal[0], start[1]), goal
-    sideways: list[Corners] = [(start, (start[0], col), (goal[0], col), goal) for col in range(size)]
-    upright: list[Corners] = [(start, (row, start[1]), (row, goal[1]), goal) for row in range(size)]
-    for paths in (sideways, upright):
-        two_turns = [path for path in paths if len(set(path)) == 4]
-        random.Random(order).shuffle(two_turns)
-        yield from sorted(two_turns, key=lambda path: sum(1 for _ in cells_of(path)))
+def _without_repetition(*points: Point) -> tuple[Point, ...]:
+    return points[:1] + tuple(b for a, b in pairwise(points) if a != b)
 
 
-def _way_round(size: int, start: Cell, goal: Cell, known_holes: Collection[Cell]) -> Corners | None:
-    letters = {**dict.fromkeys(known_holes, "H"), start: "S", goal: "G"}
-    span = range(size)
-    grid = GridMap(tuple("".join(letters.get((row, col), "F") for col in span) for row in span))
-    distance = distances_to(grid, [goal])
-    if start not in distance:
-        return None
-    cells = [start]
-    while cells[-1] != goal:
-        here = cells[-1]
-        near = (grid.step(here, move) for move in MOVES)
-        cells.append(next(cell for cell in near if distance.get(cell) == distance[here] - 1))
-    inner = zip(cells, cells[1:], cells[2:], strict=False)
-    turns = [b for a, b, c in inner if (b[0] - a[0], b[1] - a[1]) != (c[0] - b[0], c[1] - b[1])]
-    return (start, *turns, goal)
+def _on(point: Point, a: Point, b: Point) -> bool:
+    """Whether a point lies on the line from a to b, and that is level or upright."""
+    level_or_upright = a[0] == b[0] or a[1] == b[1]
+    return level_or_upright and all(min(a[i], b[i]) <= point[i] <= max(a[i], b[i]) for i in (0, 1))
+
+
+def _distance(a: Point, b: Point) -> int:
+    return abs(a[0] - b[0]) + abs(a[1] - b[1])
+
+
+def _free(grid: GridMap, cell: Cell) -> bool:
+    return min(cell) >= 0 and max(cell) < grid.size and cell not in grid.hole_set

@@ -41,7 +41,12 @@ class QuestionPlan:
     @property
     def needs_attempts(self) -> bool:
         """Whether the expert must look for a path by drawing."""
-        return self.task is Task.NAVIGATION and "ASTAR" not in self.tools and not self.point_holes
+        return self.task is Task.NAVIGATION and "ASTAR" not in self.tools
+
+    def fits(self, grid: GridMap) -> bool:
+        """Whether the expert draws as many wrong paths on this map as the kind of demonstration shows."""
+        wrong = failures(grid, grid.holes if self.point_holes else ())
+        return wrong in WRONG_PATHS.get(self.kind, NO_WRONG_PATH)
 
     def prompt(self, grid: GridMap, picture: Picture) -> Prompt:
         """The prompt, given the map's picture."""
@@ -129,8 +134,7 @@ class Planner:
             grid = random_map(self._rng, size, self._config.hole_density)
             if split_of(grid.sha256) is not split or grid.sha256 in self._seen:
                 continue
-            fits = (failures(grid, q.prompt_id) in WRONG_PATHS.get(q.kind, NO_WRONG_PATH) for q in searching)
-            if all(fits):
+            if all(question.fits(grid) for question in searching):
                 self._seen.add(grid.sha256)
                 return grid
         raise PlanError(f"data: no new {split} map of size {size} in {TRIES} draws; ask for fewer questions")

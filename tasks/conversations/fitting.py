@@ -69,13 +69,13 @@ class Fitter:
         shown = Demonstration(prompt, _kind(prompt, steps), tuple(steps), 1.0)
         row = trajectory_row(shown, Split.TRAIN, self._data.stored_pictures)
         row["trajectory_id"] = ID_PREFIX + content_hash(row)
-        sides = self._data.other_cells_px if self._data.other_cells_share else ()
+        sides = self._data.shown_cells_px
         facts = question_facts(row, self._read_picture(row["image"]), self._registry, Split.TRAIN, sides)
         if not facts["image_has_the_right_side"]:
-            allowed = "64 a cell, 512 a side at most" + (
-                f", or {', '.join(map(str, sides))} a cell" * bool(sides)
+            others = f", or {', '.join(map(str, sides))} a cell" if sides else ""
+            raise UnfitError(
+                f"the picture is {facts['image']}; it must have 64 a cell, 512 a side at most{others}"
             )
-            raise UnfitError(f"the picture is {facts['image']}; it must have {allowed}")
         return row
 
     def _map(self, picture: Picture) -> GridMap:

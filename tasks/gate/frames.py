@@ -83,7 +83,7 @@ class _Builder:
         read_picture: PictureReader,
         token_lengths: TokenLengths,
     ) -> None:
-        self._other_cells_px = config.other_cells_px if config.other_cells_share else ()
+        self._other_cells_px = config.shown_cells_px
         self.trajectories: list[Facts] = []
         self.ingested: list[Facts] = []  # trajectories from elsewhere, which the settings ask no shares of
         self.turns: list[Facts] = []

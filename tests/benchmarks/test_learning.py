@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.arms import Arm, fewest_bends, file_name
-from benchmarks.learning import BENCHMARKS, replay_table, rollouts_until, stability_table
+from benchmarks.learning import BENCHMARKS, end_table, replay_table, rollouts_until, stability_table
 from environments.vsp.maps import GridMap
 from tasks.params import load_params, override
 
@@ -49,6 +49,17 @@ def test_a_run_that_collapsed_on_the_way_is_not_stable() -> None:
         _run([0.5, 0.5, 0.45], 0.5, 0.45),
     )
     assert "| 33% |" in stability_table({"arm": [recovered, steady, fell]})[-1]
+
+
+def test_sampled_and_greedy_success_stand_in_columns_of_their_own() -> None:
+    """A gain of sampled episodes must not be read as one of the greedy policy."""
+    measured = {"start": 0.41, "end": 0.62, "greedy_start": 0.73, "greedy_end": 0.84}
+    run = {stage: {"success": s, "calls": 3.0, "by_bends": {"1": [2, 4]}} for stage, s in measured.items()}
+    header, _, row = end_table({"arm": [run, run]})
+    cells = dict(zip(header.split("|"), row.split("|"), strict=True))
+    assert [cells[name].split()[0] for name in (" SFT ", " greedy: SFT ")] == ["0.410", "0.730"]
+    assert [cell.split()[0] for cell in row.split("|")[2:7]] == ["0.410", "0.620", "0.730", "0.840", "3.000"]
+    assert "1: 4/8" in row
 
 
 def test_bends_are_counted_around_holes() -> None:

@@ -83,7 +83,7 @@ def test_fatal_ends_no_expert_and_strict_ends_those_who_correct_themselves(kind:
     executor, rng, found = ToolExecutor(vsp_registry(), None, 5.0), random.Random(3), 0
     while found < 3:
         prompt = ENVIRONMENT.sample(rng, Task.NAVIGATION, 5, "p")
-        if failures(map_of(prompt), "p") not in wanted:
+        if failures(map_of(prompt)) not in wanted:
             continue
         found += 1
         steps = demonstrate(prompt, kind, executor, ENVIRONMENT, rng).steps

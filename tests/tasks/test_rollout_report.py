@@ -37,11 +37,9 @@ def make_trajectories(count: int, size: int = 4) -> list[Trajectory]:
         prompt = environment.sample(rng, task, size, f"{task}-{index}")
         kind = Kind.CLEAN
         if task is Task.NAVIGATION:
-            while failures(map_of(prompt), prompt.prompt_id) > 2:
+            while (wrong := failures(map_of(prompt))) not in (0, 1, 2):
                 prompt = environment.sample(rng, task, size, f"{task}-{index}")
-            kind = (Kind.CLEAN, Kind.REFLECTION_1, Kind.REFLECTION_2)[
-                failures(map_of(prompt), prompt.prompt_id)
-            ]
+            kind = (Kind.CLEAN, Kind.REFLECTION_1, Kind.REFLECTION_2)[wrong]
         shown = demonstrate(prompt, kind, executor, environment, rng)
         steps = tuple(
             Step(step.turn.think, step.turn.call, step.observation, step.turn.response, True, 4)

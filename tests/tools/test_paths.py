@@ -18,6 +18,14 @@ MAPS = [random_map(size, seed) for size in range(3, 10) for seed in range(3)]
 OPEN = ("SFFF", "FFFF", "FHFF", "FFFG")
 
 
+def way_out(rows: tuple[str, ...], last: tuple[int, int], hole: tuple[int, int]) -> dict[str, object]:
+    """The cell where a path was safe last, and the cells to the sides of it that are free."""
+    row, col = last
+    sides = [(row - 1, col), (row + 1, col)] if hole[0] == row else [(row, col - 1), (row, col + 1)]
+    free = [(r, c) for r, c in sides if min(r, c) >= 0 and max(r, c) < len(rows) and rows[r][c] != "H"]
+    return {"before": centre(rows, last), "beside": [centre(rows, cell) for cell in free]}
+
+
 def run(name: str, rows: tuple[str, ...], **params: object) -> Observation:
     return EXECUTOR.run(ToolCall(name, params), render(rows), VSP_TOOLS)
 
@@ -30,12 +38,12 @@ def test_directions_get_the_verdict_of_the_world(
     n, side = len(rows), cell_size(rows)
     x, y = data.draw(st.tuples(st.integers(0, n * side - 1), st.integers(0, n * side - 1)))
     visited = walk(rows, (y // side, x // side), directions)
-    fell = [cell for cell in visited if rows[cell[0]][cell[1]] == "H"]
-    expected = (
-        {"result": "path_crosses_hole", "at": centre(rows, fell[0])}
-        if fell
-        else {"result": "path_safe", "end": centre(rows, visited[-1])}
-    )
+    fell = next((index for index, (row, col) in enumerate(visited) if rows[row][col] == "H"), None)
+    if fell is None:
+        expected: dict[str, object] = {"result": "path_safe", "end": centre(rows, visited[-1])}
+    else:
+        expected = {"result": "path_crosses_hole", "at": centre(rows, visited[fell])}
+        expected |= way_out(rows, visited[fell - 1], visited[fell]) if fell else {}
     assert run("DRAW2DPATH", rows, start=[x, y], directions=directions).payload == expected
 
 
@@ -58,7 +66,7 @@ def test_points_from_cell_to_cell_get_the_verdict_of_the_directions(
 
 def test_points_several_cells_apart_do_not_jump_over_a_hole() -> None:
     points = [centre(OPEN, (2, 0)), centre(OPEN, (2, 3))]
-    expected = {"result": "path_crosses_hole", "at": centre(OPEN, (2, 1))}
+    expected = {"result": "path_crosses_hole", "at": centre(OPEN, (2, 1)), **way_out(OPEN, (2, 0), (2, 1))}
     assert run("DRAW2DPATH", OPEN, points=points).payload == expected
 
 
