@@ -1,7 +1,8 @@
 """Multi-turn sampling on transformers: slots that keep their KV cache between turns, one pass for all of them.
 
 Each loop reads the waiting prompts and observations into their rows (a few wide passes), then extends every
-running sequence by one token (one narrow pass). A sequence that ends frees its row for the next request.
+running sequence by a token, or by several where a guess of them proves right (one narrow pass, `models.drafts`). A
+sequence that ends frees its row for the next request.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.nn.functional import log_softmax
 
 from models.agent_format import CALL_CLOSE, RESPONSE_CLOSE
 from models.config import AgentConfig, RolloutConfig
+from models.drafts import Drafts
 from models.encoding import Tokens, picture_grid, picture_patches, rope_positions
 from models.episode import Episode, EpisodeRules, Hopeless, finished, returned
 from models.policy import Policy
@@ -40,6 +42,7 @@ class _Running:
     row: int
     read: int = 0  # tokens already in the row
     position: int = 0  # next rotary position
+    learned: int = 0  # tokens that the drafts have taken in
 
     @property
     def waiting(self) -> int:
@@ -60,7 +63,7 @@ class TransformersEngine:
     ) -> None:
         self.policy, self.agent, self.slots = policy, agent, rollout.slots
         self.rules = EpisodeRules(policy.encoder, executor, agent, rollout.episode_deadline_s, hopeless)
-        self.overlap_tools = rollout.overlap_tools
+        self.overlap_tools, self.draft_tokens = rollout.overlap_tools, rollout.draft_tokens
         self.version = 0
         self._features: dict[str, Tensor] = {}
         closing = [policy.encoder.text(tag) for tag in (CALL_CLOSE, RESPONSE_CLOSE)]
@@ -88,7 +91,7 @@ class TransformersEngine:
         waiting = deque(enumerate(requests))
         done: dict[int, Trajectory] = {}
         slots = min(self.slots, len(requests))
-        cache = self._new_cache(slots)
+        cache, drafts = self._new_cache(slots), Drafts()
         free = list(range(slots - 1, -1, -1))
         running: dict[int, _Running] = {}
 
@@ -105,7 +108,7 @@ class TransformersEngine:
                 ready = sum(each.waiting == 1 for each in running.values())
                 if to_read and (len(to_read) >= len(running) // 8 or ready <= len(running) // 2):
                     self._read(to_read, cache)
-                extended = self._extend(running, cache, temperature)
+                extended = self._extend(running, cache, drafts, temperature)
                 outcomes = [(each.row, self._advance(each.episode, pool)) for each in extended]
                 calling = {row: each.episode for row, each in running.items() if each.episode.calling}
                 back = returned(calling, block=not extended)
@@ -175,7 +178,7 @@ class TransformersEngine:
                 too_long.append(episode)
                 continue
             draws = np.random.default_rng(request.seed).random(self.agent.max_tokens + 1)
-            each = _Running(episode, draws, free.pop())
+            each = _Running(episode, draws, free.pop(), learned=len(episode.tokens.ids))
             running[each.row] = each
             admitted.setdefault(key, []).append(each)
         if admitted:
@@ -254,40 +257,68 @@ class TransformersEngine:
             inputs_embeds=embeddings, position_ids=positions, attention_mask=mask, **{self._cache_name: cache}
         ).last_hidden_state
 
-    def _extend(self, running: dict[int, _Running], cache: SlotCache, temperature: float) -> list[_Running]:
-        """Feed each ready episode its last token and sample the next one; returns those episodes."""
+    def _extend(
+        self, running: dict[int, _Running], cache: SlotCache, drafts: Drafts, temperature: float
+    ) -> list[_Running]:
+        """Feed each ready episode its last token and a guess, and sample as far as the guess is right.
+
+        Returns those episodes; each has at least one token more.
+        """
         ready = [each for each in running.values() if each.waiting == 1]
         if not ready:
             return ready
+        guesses = self._guesses(ready, drafts)
         # idle rows among the first ones compute too, which is cheaper than copying the cache of the others, unless
         # they are the most
         first = max(each.row for each in ready) + 1
         rows = list(range(first)) if len(ready) > first // 2 else [each.row for each in ready]
         line_of = {row: line for line, row in enumerate(rows)}
-        ids, cells, positions = (np.zeros((len(rows), 1), dtype=np.int64) for _ in range(3))
+        lines = [line_of[each.row] for each in ready]
+        width = 1 + max(map(len, guesses))
+        ids, begin, positions = (np.zeros((len(rows), n), dtype=np.int64) for n in (width, 1, 1))
         for row in rows:
             if row in running:  # an idle row writes where its next real token will overwrite it
-                cells[line_of[row]] = running[row].read
-        for each in ready:
-            ids[line_of[each.row]] = each.episode.tokens.ids[-1]
-            positions[line_of[each.row]] = each.position
+                begin[line_of[row]] = running[row].read
+        for line, each, guess in zip(lines, ready, guesses, strict=True):
+            ids[line, : 1 + len(guess)] = [each.episode.tokens.ids[-1], *guess]
+            positions[line] = each.position
+        cells = np.minimum(begin + np.arange(width), cache.capacity - 1)
         embeddings = self.policy.model.network.get_input_embeddings()(self._tensor(ids))
-        rope = self._tensor(positions).expand(3, -1, -1)
+        rope = self._tensor(positions + np.arange(width)).expand(3, -1, -1)
         row_index = self._tensor(np.array(rows))
         hidden = self._forward(embeddings, rope, row_index, self._tensor(cells), cache)
-        lines = [line_of[each.row] for each in ready]
-        logits = self.policy.model.logits(hidden[lines, 0])
-        tokens, logprobs = self._choose(ready, logits, temperature)
-        for each, token, logprob in zip(ready, tokens.tolist(), logprobs.tolist(), strict=True):
-            each.read += 1
-            each.position += 1
-            each.episode.tokens.append_sampled(token, logprob)
+        logits = self.policy.model.logits(hidden[lines].flatten(0, 1))
+        tokens, logprobs = (
+            t.unflatten(0, (-1, width)).tolist() for t in self._choose(ready, logits, temperature)
+        )
+        for each, guess, chosen, likely in zip(ready, guesses, tokens, logprobs, strict=True):
+            for token, logprob, guessed in zip(chosen, likely, [*guess, None], strict=False):
+                each.read += 1
+                each.position += 1
+                each.episode.tokens.append_sampled(token, logprob)
+                # what comes after a wrong guess, or after the end of a turn, was read in vain
+                if token != guessed or self._turn_ends(each.episode):
+                    break
         return ready
 
+    def _guesses(self, ready: list[_Running], drafts: Drafts) -> list[list[int]]:
+        """The tokens that each episode may sample next; the last of its limit is never guessed."""
+        guesses = []
+        for each in ready:
+            ids = each.episode.tokens.ids
+            most = min(self.draft_tokens, self.agent.max_tokens - len(ids) - 1)
+            if most > 0:
+                drafts.learn(ids, each.learned)
+                each.learned = len(ids)
+            guesses.append(drafts.guess(ids, most))
+        return guesses
+
     def _choose(self, ready: list[_Running], logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """The next token of each ready episode and its log-prob, by the episode's own random numbers."""
-        draws = np.array([each.draws[len(each.episode.tokens.ids)] for each in ready])
-        return sample_tokens(logits, self._tensor(draws), temperature)
+        """Tokens and their log-probs, by each episode's own random numbers: as many of each as `logits` has lines."""
+        ahead = range(len(logits) // len(ready))
+        last = self.agent.max_tokens  # beyond it nothing is kept
+        draws = [each.draws[min(len(each.episode.tokens.ids) + n, last)] for each in ready for n in ahead]
+        return sample_tokens(logits, self._tensor(np.array(draws)), temperature)
 
 
 def sample_tokens(logits: Tensor, draws: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

@@ -86,7 +86,7 @@ def scripted_engine(
     """An engine over `policy` and its registry's tools that follows the script."""
     registry = policy.encoder.registry
     executor = ToolExecutor(registry, ToolResultCache(1000) if cached else None, call_deadline_s)
-    rollout = RolloutConfig.model_validate({"slots": 16, **settings})
+    rollout = RolloutConfig.model_validate({"slots": 16, "draft_tokens": 0, **settings})
     engine = ScriptedEngine(policy, executor, policy.encoder.agent, rollout, hopeless)
     engine.script = script
     return engine

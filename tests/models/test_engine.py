@@ -10,8 +10,9 @@ import torch
 
 import models.transformers_engine as engine_module
 from environments.base import Prompt
-from models.agent_format import write_call, write_response
+from models.agent_format import CALL_CLOSE, write_call, write_response
 from models.config import AgentConfig, RolloutConfig
+from models.drafts import Drafts
 from models.policy import Policy, Sequence, token_logprobs
 from models.rollout import RolloutRequest
 from models.trajectory import StopReason, Trajectory
@@ -50,10 +51,11 @@ def scripted(
     engine: TransformersEngine, policy: Policy, turns: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Let the engine 'sample' the scripts, keeping its own log-probs for them."""
+    engine.draft_tokens = 0  # the script gives one token at a time
     script = Script(policy, turns)
     original = engine._extend
 
-    def extend(running, cache, temperature):  # type: ignore[no-untyped-def]
+    def extend(running, cache, drafts, temperature):  # type: ignore[no-untyped-def]
         ready = [each for each in running.values() if each.waiting == 1]
 
         def sample(logits, draws, temperature):  # type: ignore[no-untyped-def]
@@ -62,7 +64,7 @@ def scripted(
             return tokens, logprobs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
         monkeypatch.setattr(engine_module, "sample_tokens", sample)
-        return original(running, cache, temperature)
+        return original(running, cache, drafts, temperature)
 
     monkeypatch.setattr(engine, "_extend", extend)
 
@@ -122,6 +124,84 @@ def test_an_episode_does_not_depend_on_its_neighbours_or_the_tool_cache(policy: 
         for index, trajectory in zip(order, got, strict=True):
             np.testing.assert_array_equal(trajectory.ids, wanted[index].ids)
             assert trajectory.stop_reason == wanted[index].stop_reason
+
+
+def _counted(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens wide each pass of the network was."""
+    widths: list[int] = []
+    forward = engine._forward
+
+    def seen(embeddings, *rest):  # type: ignore[no-untyped-def]
+        widths.append(embeddings.shape[1])
+        return forward(embeddings, *rest)
+
+    monkeypatch.setattr(engine, "_forward", seen)
+    return widths
+
+
+def _same(got: list[Trajectory], wanted: list[Trajectory]) -> None:
+    for one, other in zip(got, wanted, strict=True):
+        np.testing.assert_array_equal(one.ids, other.ids)
+        np.testing.assert_array_equal(one.mask, other.mask)
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
+        assert one.stop_reason == other.stop_reason
+        assert len(one.steps) == len(other.steps)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_guessing_ahead_changes_no_token(policy: Policy, temperature: float) -> None:
+    """A guess is speed, not behaviour: a sampler that keeps what it guessed samples another distribution."""
+    requests = _requests(some_prompts(4), samples=3)
+    wanted = engine_for(policy, draft_tokens=0).sample(requests, temperature)
+    for most in (1, 4, 11):
+        _same(engine_for(policy, draft_tokens=most, slots=5).sample(requests, temperature), wanted)
+
+
+def test_right_guesses_save_passes_and_end_where_a_turn_ends(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What follows a turn is its observation; a guess that runs on into it must not be sampled."""
+    requests = _requests(some_prompts(4), samples=2)
+    plain = engine_for(policy, draft_tokens=0)
+    passes = _counted(plain, monkeypatch)
+    wanted = plain.sample(requests, 1.0)
+    assert any(not t.mask[np.argmax(t.mask) :].all() for t in wanted), "no episode has an observation"
+    known = [t.ids.tolist() for t in wanted]
+
+    def oracle(self: Drafts, ids: list[int], most: int) -> list[int]:
+        return next((text[len(ids) : len(ids) + most] for text in known if text[: len(ids)] == ids), [])
+
+    monkeypatch.setattr(Drafts, "guess", oracle)
+    guessing = engine_for(policy, draft_tokens=4)
+    fewer = _counted(guessing, monkeypatch)
+    _same(guessing.sample(requests, 1.0), wanted)
+    assert len(fewer) < len(passes) / 3
+
+
+def test_wrong_guesses_leave_no_trace(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their keys and values lie in the cache until the right tokens overwrite them."""
+    requests = _requests(some_prompts(4), samples=2)
+    wanted = engine_for(policy, draft_tokens=0).sample(requests, 1.0)
+    rng = np.random.default_rng(0)
+    odd = [policy.encoder.image_pad, policy.encoder.vision_start, *policy.encoder.text(CALL_CLOSE)]
+
+    def nonsense(self: Drafts, ids: list[int], most: int) -> list[int]:
+        return rng.choice([*odd, *range(40, 60)], size=min(most, int(rng.integers(5)))).tolist()
+
+    monkeypatch.setattr(Drafts, "guess", nonsense)
+    _same(engine_for(policy, draft_tokens=4, slots=3).sample(requests, 1.0), wanted)
+
+
+def test_guesses_come_from_the_longest_context_that_was_seen() -> None:
+    drafts = Drafts()
+    assert drafts.guess([1, 2, 3], 4) == []
+    drafts.learn([1, 2, 3, 4, 5, 6], 0)
+    assert drafts.guess([9, 2, 3], 2) == [4, 5]
+    assert drafts.guess([9, 2, 3], 9) == [4, 5, 6]
+    drafts.learn([7, 7, 2, 3, 8], 4)  # the same two tokens, and another text before them
+    assert drafts.guess([9, 2, 3], 1) == [8]
+    assert drafts.guess([1, 2, 3, 4][1:], 1) == [5]
+    assert drafts.guess([7, 7, 2, 3], 1) == [8]
 
 
 def test_rows_that_move_up_when_others_end_keep_what_they_have_read(

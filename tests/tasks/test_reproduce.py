@@ -68,7 +68,7 @@ def test_a_reward_weight_reruns_grpo_and_what_follows_and_nothing_before(project
     dvc(project, "repro")
     stages = list(read_stages(project))
     assert calls(project) == stages[stages.index("grpo") :]
-    set_param(project, "reward", "lambda_tool", "2.0")
+    set_param(project, "reward", "lambda_tool", "0.5")
     dvc(project, "repro")
     assert calls(project) == [], "the earlier results are in the cache"
 
@@ -131,7 +131,7 @@ def test_a_temporary_experiment_works_in_a_clean_clone(project: Path, tmp_path: 
 
 
 def test_the_second_repro_waits_for_the_first(project: Path) -> None:
-    set_param(project, "reward", "lambda_tool", "0.5")
+    set_param(project, "reward", "lambda_tool", "0.75")
     command = [sys.executable, "-m", "tasks.repro"]
     both = [
         subprocess.Popen(
@@ -151,7 +151,7 @@ def test_the_second_repro_waits_for_the_first(project: Path) -> None:
 
 def test_a_merge_of_two_branches_never_mixes_their_lock_files(project: Path) -> None:
     """docs/how-to/merge-conflict-in-dvc-lock.md, step by step."""
-    for branch, value in (("one", "0.5"), ("two", "0.75")):
+    for branch, value in (("one", "0.75"), ("two", "0.75")):
         git(project, "checkout", "--quiet", "-b", branch, "main")
         set_param(project, "reward", "lambda_tool" if branch == "one" else "lambda_acc", value)
         dvc(project, "repro")
@@ -165,7 +165,7 @@ def test_a_merge_of_two_branches_never_mixes_their_lock_files(project: Path) -> 
     assert "<<<<<<<" not in (project / "dvc.lock").read_text(), "the lock is one side's, whole, and readable"
     calls(project)
     git(project, "checkout", "--ours", "params.yaml")
-    set_param(project, "reward", "lambda_tool", "0.5")
+    set_param(project, "reward", "lambda_tool", "0.75")
     git(project, "checkout", "--ours", "dvc.lock")
     dvc(project, "repro")
     assert calls(project) == ["grpo", "evaluate", "promote"], "the merged settings are new to both branches"
