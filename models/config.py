@@ -71,7 +71,7 @@ class RolloutConfig(Settings):
     call_deadline_s: float = Field(5.0, gt=0)
     episode_deadline_s: float = Field(300.0, gt=0)
     overlap_tools: bool = Field(False, description="tool calls run beside the sampling")
-    draft_tokens: int = Field(4, ge=0, description="tokens guessed ahead and read in the same pass; 0: none")
+    draft_tokens: int = Field(3, ge=0, description="tokens guessed ahead and read in the same pass; 0: none")
 
 
 class SFTConfig(Settings):

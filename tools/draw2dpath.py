@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby, pairwise
 from typing import Annotated, Any
 
@@ -48,9 +49,9 @@ def draw2dpath_tool(reader: GridReader) -> Tool:
     The payload is one of
     {"result": "path_safe", "end": centre of the last cell, "moves": the moves along the points},
     {"result": "path_crosses_hole", "at": centre of the first hole on the way, the start's own cell included,
-     "before": centre of the cell that the path came from, "beside": centres of the cells to the sides of that one,
-     as seen along the way, which are on the map and no holes}; the last two are absent where the path begins in
-     the hole,
+     "safe": the points where the path turned before that, and the centre of its last safe cell,
+     "beside": centres of the cells to the sides of that cell, as seen along the way, which are on the map and no
+     holes}; the last two are absent where the path begins in the hole,
     {"result": "path_out_of_bounds", "at": the first given point that is off the map},
     whichever comes first on the way. Points are joined by straight lines; `moves` is there for points whose lines
     lead from cell to neighbouring cell. Directions step from cell to cell by the world's rule: a step off the edge
@@ -106,21 +107,41 @@ def _verdict(grid: Grid, corners: list[Pixel]) -> tuple[dict[str, Any], list[Pix
                 return {"result": "path_out_of_bounds", "at": list(corner)}, [*walked, (x, y)]
             if cell in grid.holes:
                 payload = {"result": "path_crosses_hole", "at": grid.centre(cell)}
-                return payload | _way_out(grid, last, cell), [*walked, (x, y)]
+                return payload | _way_out(grid, walked, last, cell), [*walked, (x, y)]
             last = cell
         walked.append(corner)
     assert last is not None  # there is a point, and every pixel of the way was on the map
     return {"result": "path_safe", "end": grid.centre(last)}, walked
 
 
-def _way_out(grid: Grid, last: Cell | None, hole: Cell) -> dict[str, Any]:
-    """Where an unsafe path was safe last, and the cells to the sides of that one from which it could go on."""
+def _way_out(grid: Grid, walked: list[Pixel], last: Cell | None, hole: Cell) -> dict[str, Any]:
+    """The safe part of a path that meets a hole, and the cells to the sides of its end where it could go on."""
     if last is None:
         return {}
     (row, col), down, right = last, hole[0] - last[0], hole[1] - last[1]
+    x, y = grid.centre(last)
+    reached = walked if grid.cell_at(*walked[-1]) == last else [*walked, (x, y)]
     sides = [(row - right, col - down), (row + right, col + down)]
     free = [cell for cell in sides if cell not in grid.holes and max(cell) < grid.size and min(cell) >= 0]
-    return {"before": grid.centre(last), "beside": [grid.centre(cell) for cell in sorted(free)]}
+    safe = [list(point) for point in turning_points(reached)]
+    return {"safe": safe, "beside": [grid.centre(cell) for cell in sorted(free)]}
+
+
+def turning_points(points: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Without the points that are repeated or lie straight on the way; the first and the last stay."""
+    kept: list[tuple[int, int]] = []
+    for point in points:
+        if kept and point == kept[-1]:
+            continue
+        while len(kept) > 1 and _straight_on(kept[-2], kept[-1], point):
+            kept.pop()
+        kept.append(point)
+    return kept
+
+
+def _straight_on(a: Pixel, b: Pixel, c: Pixel) -> bool:
+    (x1, y1), (x2, y2) = (b[0] - a[0], b[1] - a[1]), (c[0] - b[0], c[1] - b[1])
+    return x1 * y2 == x2 * y1 and x1 * x2 + y1 * y2 > 0
 
 
 def _moves(grid: Grid, corners: list[Pixel]) -> str | None:

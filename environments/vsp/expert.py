@@ -164,8 +164,8 @@ def _navigate(script: _Script, point_holes: bool) -> Expert:
         if seen["result"] == "path_safe":
             yield ScriptedTurn(FOUND, response=seen["moves"])
             return
-        hole, before, *beside = map(_swapped, (seen["at"], seen["before"], *seen["beside"]))
-        search.met(way, hole, before, beside)
+        safe, beside = ([_swapped(point) for point in seen[key]] for key in ("safe", "beside"))
+        search.met(_swapped(seen["at"]), safe, beside)
         think = OTHER_WAY
     raise ExpertError("the search for a path without ASTAR ended without one")
 

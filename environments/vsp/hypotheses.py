@@ -1,12 +1,12 @@
 """How an agent without ASTAR looks for a path: assume, check, step aside (seed 000, section 3.3).
 
-It knows the start and the goal, and of the rest what DRAW2DPATH says where a path meets a hole: where that is, where
-the path was safe last, and which cells to its sides are free. The two paths of one turn come first. After that a path
-follows the latest one to where it was safe, steps aside, and goes on to the goal. Every number of every path has stood
-in an observation: to draw it is a matter of copying, which a small model can, and not of arithmetic, which it cannot.
+It knows the start and the goal, and of the rest what DRAW2DPATH says where a path meets a hole: where that is, the safe
+part of the path, and which cells to the sides of its end are free. The two paths of one turn come first. After that a
+path is the safe part of the latest one, a step aside, and a turn to the goal. Every number of every path has stood in
+an observation: to draw it is a matter of copying, which a small model can, not of arithmetic, which it cannot.
 
 Points are pairs of numbers on any grid of equal steps, pixels or cells; a path is given by where it begins, may turn,
-and ends. A path around a hole has all points of its pattern, also where two of them are one or it does not turn.
+and ends. A path around a hole has all points of its pattern, also where two of them are the same.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from environments.vsp.maps import Cell, GridMap
+from tools.draw2dpath import turning_points
 
 Point = tuple[int, int]
 
@@ -47,16 +48,14 @@ class Search:
         ways = [*once, *(way for group in reversed(self._around) for way in group)]
         return next((way for way in ways if not self._blocked(way)), None)
 
-    def met(self, way: Way, hole: Point, before: Point, beside: Sequence[Point]) -> None:
+    def met(self, hole: Point, safe: Sequence[Point], beside: Sequence[Point]) -> None:
         """Take in what DRAW2DPATH said about a path that is not safe."""
         self.holes.add(hole)
-        leg = next(i for i, ends in enumerate(pairwise(way.points)) if _on(hole, *ends))
-        begun = (*way.points[: leg + 1], before)
-        sideways = hole[0] == before[0]
+        sideways = hole[0] == safe[-1][0]
         around = []
         for cell in sorted(beside, key=lambda cell: (_distance(cell, self.goal), cell)):
             turns = self._turns(cell) if sideways else reversed(self._turns(cell))
-            around += [Way((*begun, cell, turn, self.goal), cell) for turn in turns]
+            around += [Way((*safe, cell, turn, self.goal), cell) for turn in turns]
         self._around.append(around)
 
     def _turns(self, here: Point) -> tuple[Point, Point]:
@@ -78,10 +77,11 @@ def failures(grid: GridMap, known: Collection[Cell] = ()) -> int | None:
         hit = next((index for index, cell in enumerate(cells) if cell in grid.hole_set), None)
         if hit is None:
             return count
-        row, col = before = cells[hit - 1]  # the start is no hole
+        row, col = cells[hit - 1]  # the start is no hole
         sideways = cells[hit][0] == row
         sides = [(row - 1, col), (row + 1, col)] if sideways else [(row, col - 1), (row, col + 1)]
-        search.met(way, cells[hit], before, [cell for cell in sides if _free(grid, cell)])
+        safe = turning_points(cells[:hit])
+        search.met(cells[hit], safe, [cell for cell in sides if _free(grid, cell)])
         count += 1
     return None
 

@@ -20,6 +20,7 @@ from environments.vsp.prompts import BASE_TOOLS, VSP, navigation_prompt, verific
 from environments.vsp.world import solves
 from tools.base import Observation
 from tools.cache import ToolResultCache
+from tools.draw2dpath import turning_points
 from tools.executor import ToolExecutor
 from tools.vsp import vsp_registry
 
@@ -97,8 +98,8 @@ def test_every_pixel_of_a_drawn_path_has_stood_in_an_observation(environment, ex
             assert x in columns
             assert y in rows
         told = step.observation.payload
-        pixels = [told[key] for key in ("coordinates", "at", "before") if key in told]
-        for x, y in [*pixels, *told.get("beside", ())]:
+        pixels = [told[key] for key in ("coordinates", "at") if key in told]
+        for x, y in [*pixels, *told.get("safe", ()), *told.get("beside", ())]:
             columns.add(x)
             rows.add(y)
 
@@ -129,26 +130,25 @@ def test_the_search_uses_nothing_but_what_drawing_has_told(seed):
         for cell in (before, *beside):
             rows.add(cell[0])
             columns.add(cell[1])
-        search.met(way, hole, before, beside)
+        search.met(hole, turning_points(cells[:met]), beside)
     assert failures(grid) == (None if way is None else len(tried) - 1)
 
 
 def test_a_path_goes_round_beside_the_cell_where_the_last_one_was_safe():
     search = Search((3, 0), (3, 5))
-    straight = Way(((3, 0), (3, 5)))
-    assert search.next_way() == straight
-    search.met(straight, hole=(3, 3), before=(3, 2), beside=[(2, 2), (4, 2)])
-    around = Way(((3, 0), (3, 2), (2, 2), (2, 5), (3, 5)), aside=(2, 2))
-    assert search.next_way() == around
-    search.met(around, hole=(2, 4), before=(2, 3), beside=[(1, 3)])
-    assert search.next_way() == Way(((3, 0), (3, 2), (2, 2), (2, 3), (1, 3), (1, 5), (3, 5)), aside=(1, 3))
+    assert search.next_way() == Way(((3, 0), (3, 5)))
+    search.met(hole=(3, 3), safe=[(3, 0), (3, 2)], beside=[(2, 2), (4, 2)])
+    assert search.next_way() == Way(((3, 0), (3, 2), (2, 2), (2, 5), (3, 5)), aside=(2, 2))
+    search.met(hole=(2, 4), safe=[(3, 0), (3, 2), (2, 2), (2, 3)], beside=[(1, 3)])
+    around = ((3, 0), (3, 2), (2, 2), (2, 3), (1, 3), (1, 5), (3, 5))
+    assert search.next_way() == Way(around, aside=(1, 3))
 
 
 def test_the_order_in_which_free_cells_are_named_does_not_matter():
     paths = set()
     for beside in ([(2, 2), (4, 2)], [(4, 2), (2, 2)]):
         search = Search((3, 0), (3, 5))
-        search.met(Way(((3, 0), (3, 5))), (3, 3), (3, 2), beside)
+        search.met((3, 3), [(3, 0), (3, 2)], beside)
         paths.add(search.next_way())
     assert len(paths) == 1
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.tools.worlds import cell_size, cells, centre, distance, random_map, render, walk
 from tools.base import Observation, ToolCall
+from tools.draw2dpath import turning_points
 from tools.errors import ToolErrorCode
 from tools.executor import ToolExecutor
 from tools.vsp import VSP_TOOLS, vsp_registry
@@ -18,12 +19,13 @@ MAPS = [random_map(size, seed) for size in range(3, 10) for seed in range(3)]
 OPEN = ("SFFF", "FFFF", "FHFF", "FFFG")
 
 
-def way_out(rows: tuple[str, ...], last: tuple[int, int], hole: tuple[int, int]) -> dict[str, object]:
-    """The cell where a path was safe last, and the cells to the sides of it that are free."""
-    row, col = last
+def way_out(rows: tuple[str, ...], safe: list[tuple[int, int]], hole: tuple[int, int]) -> dict[str, object]:
+    """The turns of the safe cells, and the cells to the sides of the last of them that are free."""
+    row, col = safe[-1]
     sides = [(row - 1, col), (row + 1, col)] if hole[0] == row else [(row, col - 1), (row, col + 1)]
     free = [(r, c) for r, c in sides if min(r, c) >= 0 and max(r, c) < len(rows) and rows[r][c] != "H"]
-    return {"before": centre(rows, last), "beside": [centre(rows, cell) for cell in free]}
+    turns = turning_points(safe)
+    return {"safe": [centre(rows, cell) for cell in turns], "beside": [centre(rows, cell) for cell in free]}
 
 
 def run(name: str, rows: tuple[str, ...], **params: object) -> Observation:
@@ -43,7 +45,7 @@ def test_directions_get_the_verdict_of_the_world(
         expected: dict[str, object] = {"result": "path_safe", "end": centre(rows, visited[-1])}
     else:
         expected = {"result": "path_crosses_hole", "at": centre(rows, visited[fell])}
-        expected |= way_out(rows, visited[fell - 1], visited[fell]) if fell else {}
+        expected |= way_out(rows, visited[:fell], visited[fell]) if fell else {}
     assert run("DRAW2DPATH", rows, start=[x, y], directions=directions).payload == expected
 
 
@@ -66,8 +68,25 @@ def test_points_from_cell_to_cell_get_the_verdict_of_the_directions(
 
 def test_points_several_cells_apart_do_not_jump_over_a_hole() -> None:
     points = [centre(OPEN, (2, 0)), centre(OPEN, (2, 3))]
-    expected = {"result": "path_crosses_hole", "at": centre(OPEN, (2, 1)), **way_out(OPEN, (2, 0), (2, 1))}
+    expected = {"result": "path_crosses_hole", "at": centre(OPEN, (2, 1)), **way_out(OPEN, [(2, 0)], (2, 1))}
     assert run("DRAW2DPATH", OPEN, points=points).payload == expected
+
+
+def test_turning_points_are_where_a_path_begins_turns_and_ends() -> None:
+    assert turning_points([(0, 0), (0, 1), (0, 3), (0, 3), (2, 3)]) == [(0, 0), (0, 3), (2, 3)]
+    assert turning_points([(0, 0), (0, 3), (0, 1)]) == [(0, 0), (0, 3), (0, 1)], "turning back is a turn"
+    assert turning_points([(0, 0), (1, 1), (3, 3)]) == [(0, 0), (3, 3)]
+    assert turning_points([(5, 5)]) == [(5, 5)]
+
+
+def test_the_safe_part_of_a_path_is_safe_and_free_cells_beside_it_can_be_gone_to() -> None:
+    points = [centre(OPEN, cell) for cell in ((0, 0), (0, 1), (0, 1), (3, 1))]
+    told = run("DRAW2DPATH", OPEN, points=points).payload
+    assert told["at"] == centre(OPEN, (2, 1))
+    assert told["safe"] == [centre(OPEN, cell) for cell in ((0, 0), (0, 1), (1, 1))]
+    assert told["beside"] == [centre(OPEN, cell) for cell in ((1, 0), (1, 2))]
+    for cell in told["beside"]:
+        assert run("DRAW2DPATH", OPEN, points=[*told["safe"], cell]).payload["result"] == "path_safe"
 
 
 def test_steps_smaller_than_a_cell_are_followed_as_in_the_seed() -> None:
