@@ -35,6 +35,7 @@ SMALL: dict[str, Any] = {
     "sweep.replayed_groups": 1,
     "sweep.shared_prompts": 2,
     "sweep.pruner": {"percentile": 50.0, "startup_trials": 1, "warmup_steps": 0},
+    "reward.lambda_tool": 2.0,
     "sweep.space": {
         "reward.lambda_tool": {"low": 0.5, "high": 4.0},
         "grpo.lr": {"low": 1e-5, "high": 1e-3, "log": True},

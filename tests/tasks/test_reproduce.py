@@ -68,7 +68,7 @@ def test_a_reward_weight_reruns_grpo_and_what_follows_and_nothing_before(project
     dvc(project, "repro")
     stages = list(read_stages(project))
     assert calls(project) == stages[stages.index("grpo") :]
-    set_param(project, "reward", "lambda_tool", "0.5")
+    set_param(project, "reward", "lambda_tool", "0.0")
     dvc(project, "repro")
     assert calls(project) == [], "the earlier results are in the cache"
 

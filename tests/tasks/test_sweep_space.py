@@ -48,7 +48,7 @@ def test_what_the_models_say_is_the_limit() -> None:
             "unknown parameter; did you mean reward.lambda_tool",
         ),
         ("reward.step_cost", {"low": 0.0, "high": 0.2}, "0.2: input should be less than or equal to 0.05"),
-        ("reward.lambda_tool", {"low": 3.0, "high": 4.0}, "present value 0.5 is outside of 3 … 4"),
+        ("reward.lambda_tool", {"low": 3.0, "high": 4.0}, "present value 2.0 is outside of 3 … 4"),
         ("reward.lambda_tool", {"low": 0.0, "high": 4.0, "log": True}, "logarithmic range must be above 0"),
         ("reward.lambda_tool", {"low": 4.0, "high": 1.0}, "low 4 is not below high 1"),
         ("reward.lambda_tool", {"low": 1.0}, "has no high and its model sets no limit"),
