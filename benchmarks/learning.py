@@ -1,10 +1,8 @@
 """What the parts of the GRPO loop are worth, measured: replay, guards, reward weights, and the gain over SFT.
 
 Each benchmark compares arms (settings over params.yaml) on several seeds, all from the SFT policy in outputs/sft, on
-navigation without ASTAR. Results are files under outputs/benchmarks: an interrupted benchmark goes on.
-
-The pipeline's own SFT policy leaves GRPO little to learn. The targets are about one that fails more often, as SFT on a
-third of the data makes it: in a clone, `dvc exp run -S sft.epochs=0.32 sft`, then the benchmark.
+navigation without ASTAR. Results are files under outputs/benchmarks: an interrupted benchmark goes on. Remove them when
+parameters or outputs/sft change.
 """
 
 from __future__ import annotations
