@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -96,6 +97,20 @@ def turns(policy: Policy, *texts: str) -> Script:
     """The same turns for every episode, tokenised by the policy's encoder."""
     ids = policy.encoder.text("".join(texts))
     return lambda request: ids
+
+
+def same(one: list[Trajectory], other: list[Trajectory]) -> None:
+    """Two samplings gave the same episodes; log-probs may differ by rounding."""
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_array_equal(a.ids, b.ids)
+        np.testing.assert_array_equal(a.mask, b.mask)
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-4)
+        assert a.pictures == b.pictures
+        assert a.stop_reason is b.stop_reason
+        assert [s.call for s in a.steps] == [s.call for s in b.steps]
+        assert [s.observation and s.observation.payload for s in a.steps] == [
+            s.observation and s.observation.payload for s in b.steps
+        ]
 
 
 class Probe:

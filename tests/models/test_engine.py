@@ -18,6 +18,7 @@ from models.rollout import RolloutRequest
 from models.trajectory import StopReason, Trajectory
 from models.transformers_engine import TransformersEngine
 from tests.models.policies import engine_for, small_policy, some_prompts
+from tests.models.scripted import same
 from tools.base import ToolCall
 from tools.errors import ToolErrorCode
 from tools.executor import ToolExecutor
@@ -139,22 +140,13 @@ def _counted(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> lis
     return widths
 
 
-def _same(got: list[Trajectory], wanted: list[Trajectory]) -> None:
-    for one, other in zip(got, wanted, strict=True):
-        np.testing.assert_array_equal(one.ids, other.ids)
-        np.testing.assert_array_equal(one.mask, other.mask)
-        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
-        assert one.stop_reason == other.stop_reason
-        assert len(one.steps) == len(other.steps)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_guessing_ahead_changes_no_token(policy: Policy, temperature: float) -> None:
     """A guess is speed, not behaviour: a sampler that keeps what it guessed samples another distribution."""
     requests = _requests(some_prompts(4), samples=3)
     wanted = engine_for(policy, draft_tokens=0).sample(requests, temperature)
     for most in (1, 4, 11):
-        _same(engine_for(policy, draft_tokens=most, slots=5).sample(requests, temperature), wanted)
+        same(engine_for(policy, draft_tokens=most, slots=5).sample(requests, temperature), wanted)
 
 
 def test_right_guesses_save_passes_and_end_where_a_turn_ends(
@@ -174,7 +166,7 @@ def test_right_guesses_save_passes_and_end_where_a_turn_ends(
     monkeypatch.setattr(Drafts, "guess", oracle)
     guessing = engine_for(policy, draft_tokens=4)
     fewer = _counted(guessing, monkeypatch)
-    _same(guessing.sample(requests, 1.0), wanted)
+    same(guessing.sample(requests, 1.0), wanted)
     assert len(fewer) < len(passes) / 3
 
 
@@ -189,7 +181,7 @@ def test_wrong_guesses_leave_no_trace(policy: Policy, monkeypatch: pytest.Monkey
         return rng.choice([*odd, *range(40, 60)], size=min(most, int(rng.integers(5)))).tolist()
 
     monkeypatch.setattr(Drafts, "guess", nonsense)
-    _same(engine_for(policy, draft_tokens=4, slots=3).sample(requests, 1.0), wanted)
+    same(engine_for(policy, draft_tokens=4, slots=3).sample(requests, 1.0), wanted)
 
 
 def test_guesses_come_from_the_longest_context_that_was_seen() -> None:
@@ -200,7 +192,7 @@ def test_guesses_come_from_the_longest_context_that_was_seen() -> None:
     assert drafts.guess([9, 2, 3], 9) == [4, 5, 6]
     drafts.learn([7, 7, 2, 3, 8], 4)  # the same two tokens, and another text before them
     assert drafts.guess([9, 2, 3], 1) == [8]
-    assert drafts.guess([1, 2, 3, 4][1:], 1) == [5]
+    assert drafts.guess([2, 3, 4], 1) == [5]
     assert drafts.guess([7, 7, 2, 3], 1) == [8]
 
 

@@ -28,6 +28,7 @@ from tests.models.scripted import (
     crop,
     gap,
     offering,
+    same,
     scripted_engine,
     spelled,
     turns,
@@ -330,19 +331,6 @@ CALLS = [
     ],
     [YES, write_response("it meets a hole", "No")],
 ]
-
-
-def same(one: list[Trajectory], other: list[Trajectory]) -> None:
-    for a, b in zip(one, other, strict=True):
-        np.testing.assert_array_equal(a.ids, b.ids)
-        np.testing.assert_array_equal(a.mask, b.mask)
-        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-4)
-        assert a.pictures == b.pictures
-        assert a.stop_reason is b.stop_reason
-        assert [s.call for s in a.steps] == [s.call for s in b.steps]
-        assert [s.observation and s.observation.payload for s in a.steps] == [
-            s.observation and s.observation.payload for s in b.steps
-        ]
 
 
 def test_trajectories_are_the_same_with_and_without_the_tool_cache_and_beside_the_sampling(
