@@ -25,11 +25,33 @@ class Purity(StrEnum):
     STOCHASTIC = "stochastic"  # a sample index as well
 
 
-@dataclass(frozen=True)
 class Picture:
-    """An encoded image (PNG bytes), decoded and hashed at most once."""
+    """An encoded image (PNG bytes), encoded, decoded and hashed at most once. Equal if its bytes are.
 
-    png: bytes
+    `source` is the bytes, or a function without arguments that makes them when somebody looks: most of what a tool
+    draws never enters a context, and encoding takes longer than all else in the call. The function must be pure.
+    """
+
+    def __init__(self, source: bytes | Callable[[], bytes]) -> None:
+        self._source = source
+
+    @property
+    def source(self) -> bytes | Callable[[], bytes]:
+        """What a copy can be made from, without encoding now: the bytes, once they exist, or the function."""
+        return self._source
+
+    @property
+    def png(self) -> bytes:
+        """The encoded bytes."""
+        if not isinstance(self._source, bytes):
+            self._source = self._source()
+        return self._source
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Picture) and self.png == other.png
+
+    def __hash__(self) -> int:
+        return hash(self.png)
 
     @cached_property
     def sha256(self) -> str:
@@ -59,16 +81,21 @@ class Picture:
 
     @classmethod
     def from_rgb(cls, rgb: np.ndarray) -> Picture:
-        """Encode uint8 pixels of shape (height, width, 3); the same pixels always give the same bytes.
+        """Of uint8 pixels of shape (height, width, 3); the same pixels always give the same bytes."""
+        return cls(encode_png(rgb))
 
-        No row filter: on flat game art that is 6 times smaller than OpenCV's default and 4 times faster to
-        read.
-        """
-        settings = [cv2.IMWRITE_PNG_COMPRESSION, 3, cv2.IMWRITE_PNG_FILTER, cv2.IMWRITE_PNG_FILTER_NONE]
-        ok, buffer = cv2.imencode(".png", cv2.cvtColor(rgb, cv2.COLOR_RGB2BGR), settings)
-        if not ok:
-            raise ValueError(f"cannot encode an array of shape {rgb.shape} and type {rgb.dtype} as PNG")
-        return cls(buffer.tobytes())
+
+def encode_png(rgb: np.ndarray) -> bytes:
+    """PNG bytes of uint8 pixels of shape (height, width, 3); the same pixels always give the same bytes.
+
+    No row filter: on flat game art that is 6 times smaller than OpenCV's default and 4 times faster to read.
+    Raises ValueError.
+    """
+    settings = [cv2.IMWRITE_PNG_COMPRESSION, 3, cv2.IMWRITE_PNG_FILTER, cv2.IMWRITE_PNG_FILTER_NONE]
+    ok, buffer = cv2.imencode(".png", cv2.cvtColor(rgb, cv2.COLOR_RGB2BGR), settings)
+    if not ok:
+        raise ValueError(f"cannot encode an array of shape {rgb.shape} and type {rgb.dtype} as PNG")
+    return buffer.tobytes()
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import threading
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tools.base import Observation, Picture, Purity, Tool, ToolParams
@@ -14,17 +15,20 @@ from tools.errors import ToolErrorCode
 
 @dataclass(frozen=True)
 class _Entry:
-    """A result as immutable bytes: no caller can change what the next one gets, no pixels are kept."""
+    """A result that no caller can change for the next one. No pixels are kept: a picture nobody looked at yet is
+    the function that draws it.
+    """
 
     payload: str
-    png: bytes | None
+    picture: bytes | Callable[[], bytes] | None
     error: ToolErrorCode | None
 
 
 class ToolResultCache:
     """Least-recently-used results of pure tools. Thread safe.
 
-    `capacity` counts results. One with a drawn 512×512 picture takes about 25 kB, one without less than 1 kB.
+    `capacity` counts results. One with a cropped or looked-at 512×512 picture takes about 25 kB, others less than
+    1 kB, beside the picture that they were drawn on, which all results on it share.
     Errors that a pure tool raises depend on the same inputs and are kept too; a missed deadline or a crash is
     not.
     """
@@ -64,15 +68,15 @@ class ToolResultCache:
                 return None
             self._hits[tool.name] += 1
             self._entries.move_to_end(key)
-        picture = None if entry.png is None else Picture(entry.png)
+        picture = None if entry.picture is None else Picture(entry.picture)
         return Observation(json.loads(entry.payload), picture, entry.error, cached=True)
 
     def put(self, key: bytes, observation: Observation) -> None:
         """Keep an observation. One that another attempt might change (DEADLINE, TOOL_CRASHED) is ignored."""
         if observation.error in (ToolErrorCode.DEADLINE, ToolErrorCode.TOOL_CRASHED):
             return
-        png = None if observation.picture is None else observation.picture.png
-        entry = _Entry(json.dumps(observation.payload), png, observation.error)
+        picture = None if observation.picture is None else observation.picture.source
+        entry = _Entry(json.dumps(observation.payload), picture, observation.error)
         with self._lock:
             self._entries[key] = entry
             self._entries.move_to_end(key)

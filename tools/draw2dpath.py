@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby, pairwise
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from tools.astar import MOVES
-from tools.base import Picture, Purity, Tool, ToolOutput
+from tools.base import Picture, Purity, Tool, ToolOutput, encode_png
 from tools.errors import ToolErrorCode
 from tools.params import PixelParam, PixelParams
 from tools.vision import Cell, Grid, GridReader
@@ -20,6 +21,7 @@ from tools.vision import Cell, Grid, GridReader
 _RED = (255, 0, 0)
 _LINE_WIDTH = 3
 _MARK_RADIUS = 6
+_LETTERS = {step: letter for letter, step in MOVES.items()}
 
 Pixel = tuple[int, int]
 
@@ -49,9 +51,10 @@ def draw2dpath_tool(reader: GridReader) -> Tool:
     The payload is one of
     {"result": "path_safe", "end": centre of the last cell, "moves": the moves along the points},
     {"result": "path_crosses_hole", "at": centre of the first hole on the way, the start's own cell included,
+     "blocked": the move that it blocked, absent where the path went over a cell's corner,
      "safe": the points where the path turned before that, and the centre of its last safe cell,
      "beside": centres of the cells to the sides of that cell, as seen along the way, which are on the map and no
-     holes}; the last two are absent where the path begins in the hole,
+     holes}; the last three are absent where the path begins in the hole,
     {"result": "path_out_of_bounds", "at": the first given point that is off the map},
     whichever comes first on the way. Points are joined by straight lines; `moves` is there for points whose lines
     lead from cell to neighbouring cell. Directions step from cell to cell by the world's rule: a step off the edge
@@ -65,11 +68,12 @@ def draw2dpath_tool(reader: GridReader) -> Tool:
         moves = _moves(grid, drawn) if params.points and payload["result"] == "path_safe" else None
         if moves is not None:
             payload["moves"] = moves
-        return ToolOutput(payload, _draw(picture, drawn, payload))
+        safe = payload["result"] == "path_safe"
+        return ToolOutput(payload, Picture(partial(_draw, picture.png, drawn, safe)))
 
     return Tool(
         name="DRAW2DPATH",
-        version="3",
+        version="4",
         description=(
             "Draws a path through pixel points, or from a start pixel along moves, "
             "and says whether it crosses a hole."
@@ -115,7 +119,7 @@ def _verdict(grid: Grid, corners: list[Pixel]) -> tuple[dict[str, Any], list[Pix
 
 
 def _way_out(grid: Grid, walked: list[Pixel], last: Cell | None, hole: Cell) -> dict[str, Any]:
-    """The safe part of a path that meets a hole, and the cells to the sides of its end where it could go on."""
+    """The move into the hole, the safe part before it, and the cells to its sides where the path could go on."""
     if last is None:
         return {}
     (row, col), down, right = last, hole[0] - last[0], hole[1] - last[1]
@@ -124,7 +128,9 @@ def _way_out(grid: Grid, walked: list[Pixel], last: Cell | None, hole: Cell) -> 
     sides = [(row - right, col - down), (row + right, col + down)]
     free = [cell for cell in sides if cell not in grid.holes and max(cell) < grid.size and min(cell) >= 0]
     safe = [list(point) for point in turning_points(reached)]
-    return {"safe": safe, "beside": [grid.centre(cell) for cell in sorted(free)]}
+    letter = _LETTERS.get((down, right))
+    blocked = {} if letter is None else {"blocked": letter}
+    return {**blocked, "safe": safe, "beside": [grid.centre(cell) for cell in sorted(free)]}
 
 
 def turning_points(points: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -146,11 +152,10 @@ def _straight_on(a: Pixel, b: Pixel, c: Pixel) -> bool:
 
 def _moves(grid: Grid, corners: list[Pixel]) -> str | None:
     """The moves of a safe polyline; None where it steps over a cell's corner."""
-    letters = {step: letter for letter, step in MOVES.items()}
     ways = (pixel for a, b in pairwise(corners) for pixel in _between(a, b))
     cells = [cell for cell, _ in groupby(grid.cell_at(*pixel) for pixel in ways)]
     steps = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(cells) if a is not None and b is not None]
-    return "".join(letters[step] for step in steps) if all(step in letters for step in steps) else None
+    return "".join(_LETTERS[step] for step in steps) if all(step in _LETTERS for step in steps) else None
 
 
 def _between(a: Pixel, b: Pixel) -> list[Pixel]:
@@ -165,12 +170,12 @@ def _between(a: Pixel, b: Pixel) -> list[Pixel]:
     return list(zip(xs.tolist(), ys.tolist(), strict=True))
 
 
-def _draw(picture: Picture, corners: list[Pixel], payload: dict[str, Any]) -> Picture:
-    canvas = picture.decode()
+def _draw(png: bytes, corners: list[Pixel], safe: bool) -> bytes:
+    canvas = Picture(png).decode()
     cv2.polylines(canvas, [np.array(corners, dtype=np.int32)], False, _RED, _LINE_WIDTH)
     cv2.circle(canvas, corners[0], _MARK_RADIUS, _RED, cv2.FILLED)
-    if payload["result"] == "path_safe":
+    if safe:
         cv2.circle(canvas, corners[-1], _MARK_RADIUS, _RED, _LINE_WIDTH)
     else:
         cv2.drawMarker(canvas, corners[-1], _RED, cv2.MARKER_TILTED_CROSS, 4 * _MARK_RADIUS, _LINE_WIDTH)
-    return Picture.from_rgb(canvas)
+    return encode_png(canvas)

@@ -102,9 +102,9 @@ def read_grid(rgb: np.ndarray) -> Grid:
 
 
 class GridReader:
-    """Reads each picture once and remembers the last `capacity` of them by hash. Thread safe."""
+    """Reads each picture once and remembers the last `capacity` of them by hash (a grid is about 1 kB). Thread safe."""
 
-    def __init__(self, capacity: int = 64) -> None:
+    def __init__(self, capacity: int = 1024) -> None:
         self._capacity = capacity
         self._grids: OrderedDict[str, Grid] = OrderedDict()
         self._lock = threading.Lock()

@@ -20,12 +20,17 @@ OPEN = ("SFFF", "FFFF", "FHFF", "FFFG")
 
 
 def way_out(rows: tuple[str, ...], safe: list[tuple[int, int]], hole: tuple[int, int]) -> dict[str, object]:
-    """The turns of the safe cells, and the cells to the sides of the last of them that are free."""
+    """The move into the hole, the turns of the safe cells, and the free cells to the sides of the last of them."""
     row, col = safe[-1]
     sides = [(row - 1, col), (row + 1, col)] if hole[0] == row else [(row, col - 1), (row, col + 1)]
     free = [(r, c) for r, c in sides if min(r, c) >= 0 and max(r, c) < len(rows) and rows[r][c] != "H"]
     turns = turning_points(safe)
-    return {"safe": [centre(rows, cell) for cell in turns], "beside": [centre(rows, cell) for cell in free]}
+    move = {(0, -1): "L", (0, 1): "R", (-1, 0): "U", (1, 0): "D"}[hole[0] - row, hole[1] - col]
+    centres = {
+        "safe": [centre(rows, cell) for cell in turns],
+        "beside": [centre(rows, cell) for cell in free],
+    }
+    return {"blocked": move, **centres}
 
 
 def run(name: str, rows: tuple[str, ...], **params: object) -> Observation:
@@ -92,6 +97,12 @@ def test_the_safe_part_of_a_path_is_safe_and_free_cells_beside_it_can_be_gone_to
 def test_steps_smaller_than_a_cell_are_followed_as_in_the_seed() -> None:
     observation = run("DRAW2DPATH", OPEN, points=[[125, 80], [155, 80], [185, 80]])
     assert observation.payload == {"result": "path_safe", "end": centre(OPEN, (1, 2)), "moves": "R"}
+
+
+def test_a_line_over_a_corner_into_a_hole_names_no_move() -> None:
+    told = run("DRAW2DPATH", OPEN, points=[centre(OPEN, (1, 0)), centre(OPEN, (2, 1))]).payload
+    assert told["at"] == centre(OPEN, (2, 1))
+    assert "blocked" not in told
 
 
 def test_a_line_over_a_corner_has_no_moves() -> None:
