@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch.nn.functional import log_softmax
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2_5_VLConfig
 from transformers import Qwen2_5_VLForConditionalGeneration as QwenVL
 
+from models.attention import use_packed_attention
 from models.batching import by_tokens
 from models.config import AgentConfig, PolicyConfig
 from models.encoding import (
@@ -42,20 +44,22 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Batch:
-    """Right-padded sequences. `targets` marks tokens whose log-prob is wanted: (B, T) bool, never column 0."""
+    """Sequences end to end in one row. `targets` marks tokens whose log-prob is wanted, never a sequence's first."""
 
-    ids: Tensor  # (B, T) int64
-    positions: Tensor  # (3, B, T) int64
-    targets: Tensor  # (B, T) bool
+    ids: Tensor  # (1, T) int64
+    positions: Tensor  # (3, 1, T) int64, from 0 in each sequence
+    targets: Tensor  # (1, T) bool
     patches: Tensor  # (sum of patches over distinct pictures, 1176)
     grids: Tensor  # (distinct pictures, 3) int64
-    image_source: (
-        Tensor  # (placeholders in the batch,) row of the merged picture features for each, in batch order
-    )
+    image_source: Tensor  # (placeholders,) row of the merged picture features for each, in order
+    lengths: tuple[int, ...]  # tokens of each sequence, their sum is T
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on another device."""
-        return Batch(**{name: tensor.to(device) for name, tensor in vars(self).items()})
+        moved: dict[str, Any] = {
+            k: v.to(device) if isinstance(v, Tensor) else v for k, v in vars(self).items()
+        }
+        return Batch(**moved)
 
 
 class PolicyModel(nn.Module):
@@ -109,12 +113,11 @@ class PolicyModel(nn.Module):
 
         With `with_values` also the critic's value of the state before each target. Raises ValueError without one.
 
-        Right padding needs no attention mask: causal attention never looks at what follows. Log-probs are those
-        of softmax(logits / temperature), as the sampler's (trl#4159: a ratio of 2 without it).
+        Log-probs are those of softmax(logits / temperature), as the sampler's (trl#4159: a ratio of 2 without it).
         """
         embeddings = self.embed(batch.ids, batch.patches, batch.grids, batch.image_source)
         hidden = self.network.model.language_model(
-            inputs_embeds=embeddings, position_ids=batch.positions, use_cache=False
+            inputs_embeds=embeddings, position_ids=batch.positions, use_cache=False, lengths=batch.lengths
         ).last_hidden_state
         targets = batch.targets[:, 1:]
         logprobs = log_softmax(self.logits(hidden[:, :-1][targets]) / temperature, dim=-1)
@@ -135,7 +138,7 @@ class Policy:
     encoder: Encoder
 
     def collate(self, sequences: list[Sequence]) -> Batch:
-        """Right-pad sequences; a picture that several of them share is patched and encoded once."""
+        """Lay sequences end to end; a picture that several of them share is patched and encoded once."""
         dtype = self.model.network.dtype
         batch = collate(sequences, self.encoder.image_pad, self.encoder.image_scale, dtype)
         return batch.to(self.model.device)
@@ -171,31 +174,23 @@ def _by_sequence(
     policy: Policy, sequences: list[Sequence], micro_batch_tokens: int, run: Callable[[Batch], Tensor]
 ) -> list[Tensor]:
     policy.model.eval()
-    result: list[Tensor] = [torch.zeros(0)] * len(sequences)
     lengths = [len(sequence.ids) for sequence in sequences]
-    for micro in by_tokens(list(range(len(sequences))), lengths, micro_batch_tokens):
-        numbers = run(policy.collate([sequences[i] for i in micro]))
-        counts = [int(sequences[i].mask[1:].sum()) for i in micro]
-        for index, piece in zip(micro, numbers.cpu().split(counts), strict=True):
-            result[index] = piece
-    return result
+    pieces: list[Tensor] = []
+    for micro in by_tokens(range(len(sequences)), lengths, micro_batch_tokens):
+        numbers = run(policy.collate([sequences[i] for i in micro])).cpu()
+        pieces += numbers.split([int(sequences[i].mask[1:].sum()) for i in micro])
+    return pieces
 
 
 def collate(sequences: list[Sequence], image_pad: int, scale: float, dtype: torch.dtype) -> Batch:
     """See `Policy.collate`."""
-    width = max(len(sequence.ids) for sequence in sequences)
-    ids = np.zeros((len(sequences), width), dtype=np.int64)
-    positions = np.zeros((3, len(sequences), width), dtype=np.int64)
-    targets = np.zeros((len(sequences), width), dtype=bool)
     distinct: dict[str, tuple[int, int]] = {}  # picture hash -> (first feature row, number of rows)
     patches: list[np.ndarray] = []
     grids: list[tuple[int, int, int]] = []
     source: list[np.ndarray] = []
+    positions: list[np.ndarray] = []
     rows = 0
-    for index, sequence in enumerate(sequences):
-        length = len(sequence.ids)
-        ids[index, :length] = sequence.ids
-        targets[index, :length] = sequence.mask
+    for sequence in sequences:
         own_grids = []
         for picture in sequence.pictures:
             grid = picture_grid(picture, scale)
@@ -208,18 +203,22 @@ def collate(sequences: list[Sequence], image_pad: int, scale: float, dtype: torc
                 grids.append(grid)
             first, count = distinct[picture.sha256]
             source.append(np.arange(first, first + count))
-        positions[:, index, :length] = rope_positions(sequence.ids, own_grids, image_pad)
-    targets[:, 0] = False
+        positions.append(rope_positions(sequence.ids, own_grids, image_pad))
+    lengths = tuple(len(sequence.ids) for sequence in sequences)
+    ids = np.concatenate([sequence.ids for sequence in sequences]).astype(np.int64)
+    targets = np.concatenate([sequence.mask for sequence in sequences])
+    targets[np.cumsum((0, *lengths[:-1]))] = False
     patch_array = (
         np.concatenate(patches) if patches else np.zeros((0, 3 * 2 * PATCH * PATCH), dtype=np.float32)
     )
     return Batch(
-        ids=torch.from_numpy(ids),
-        positions=torch.from_numpy(positions),
-        targets=torch.from_numpy(targets),
+        ids=torch.from_numpy(ids)[None],
+        positions=torch.from_numpy(np.concatenate(positions, axis=1))[:, None],
+        targets=torch.from_numpy(targets)[None],
         patches=torch.from_numpy(patch_array).to(dtype),
         grids=torch.tensor(grids, dtype=torch.int64).reshape(-1, 3),
         image_source=torch.from_numpy(np.concatenate(source) if source else np.zeros(0, dtype=np.int64)),
+        lengths=lengths,
     )
 
 
@@ -305,6 +304,7 @@ def _assemble(
     registry: ToolRegistry,
 ) -> Policy:
     encoder = Encoder(tokenizer, registry, agent, config.image_scale)
+    use_packed_attention(network)
     if config.lora_rank:
         add_lora(network, config.lora_rank)
     return Policy(PolicyModel(_placed(network), encoder.image_pad, encoder.forbidden), encoder)

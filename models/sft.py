@@ -27,8 +27,6 @@ from models.training_engine import (
     world_size,
 )
 
-_BUCKET_BATCHES = 32  # length buckets are sorted within this many batches' worth of sequences
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -46,9 +44,8 @@ def plan_batches(lengths: np.ndarray, config: SFTConfig, seed: int, ranks: int =
     """Plan the whole run. `lengths` are token counts per sequence, shape (n,).
 
     The context window grows by `context_schedule` (S1 §5.2: progressive extension from 512 to 8192): each phase
-    takes an equal share of the tokens from the sequences that fit its window. Within a phase, batches hold
-    sequences of similar length and at most `micro_batch_tokens` padded tokens. A step has
-    `gradient_accumulation` micro-batches for each of the `ranks`.
+    takes an equal share of the tokens from the sequences that fit its window. A micro-batch holds at most
+    `micro_batch_tokens` tokens, a step `gradient_accumulation` of them for each of the `ranks`.
     """
     rng = np.random.default_rng(seed)
     usable = lengths <= config.context_schedule[-1]
@@ -74,23 +71,10 @@ def _endless_steps(
     left_over: list[list[int]] = []
     size = config.gradient_accumulation * ranks
     while len(pool):
-        left_over += _bucketed(rng.permutation(pool), lengths, config.micro_batch_tokens, rng)
+        left_over += by_tokens(rng.permutation(pool).tolist(), lengths.tolist(), config.micro_batch_tokens)
         while len(left_over) >= size:
             yield left_over[:size]
             left_over = left_over[size:]
-
-
-def _bucketed(
-    order: np.ndarray, lengths: np.ndarray, micro_batch_tokens: int, rng: np.random.Generator
-) -> list[list[int]]:
-    """Cut a random order into batches of similar length, then shuffle the batches."""
-    block = max(1, int(micro_batch_tokens / max(1.0, float(lengths[order].mean())))) * _BUCKET_BATCHES
-    batches = [
-        batch
-        for first in range(0, len(order), block)
-        for batch in by_tokens(order[first : first + block].tolist(), lengths.tolist(), micro_batch_tokens)
-    ]
-    return [batches[i] for i in rng.permutation(len(batches))]
 
 
 def learning_rate(step: int, total: int, config: SFTConfig) -> float:
@@ -136,7 +120,7 @@ def train_sft(
     policy.model.train()
     for step in range(first, total):
         set_learning_rate(engine, learning_rate(step, total, config))
-        loss, grad_norm, agent_tokens, tokens, padded = sft_step(engine, policy, sequences, plan.steps[step])
+        loss, grad_norm, agent_tokens, tokens = sft_step(engine, policy, sequences, plan.steps[step])
         tokens_seen += tokens
         metrics = {
             "sft/loss": loss,
@@ -144,7 +128,6 @@ def train_sft(
             "sft/context_window": plan.windows[step],
             "sft/tokens": tokens_seen,
             "sft/agent_tokens": agent_tokens,
-            "sft/padding_share": 1 - tokens / padded,
             "sft/grad_norm": grad_norm,
             "sft/dropped_sequences": plan.dropped,
         }
@@ -161,12 +144,11 @@ def train_sft(
 
 def sft_step(
     engine: Any, policy: Policy, sequences: list[Sequence], micro_batches: list[list[int]]
-) -> tuple[float, float, int, int, int]:
+) -> tuple[float, float, int, int]:
     """One optimizer step: mean negative log-prob per agent token over all its micro-batches, on all ranks.
 
     One denominator for the whole step (trl#6439, open-instruct#1137: a mean per micro-batch depends on the
-    split). Returns (loss, gradient norm, agent tokens, tokens, padded tokens), the same on every
-    rank.
+    split). Returns (loss, gradient norm, agent tokens, tokens), the same on every rank.
     """
     agent_tokens = sum(int(sequences[index].mask[1:].sum()) for batch in micro_batches for index in batch)
     loss_sum = 0.0
@@ -182,5 +164,4 @@ def sft_step(
 
     grad_norm = optimizer_step(engine, losses())
     tokens = sum(len(sequences[index].ids) for batch in micro_batches for index in batch)
-    padded = sum(len(batch) * max(len(sequences[index].ids) for index in batch) for batch in micro_batches)
-    return sum_over_ranks(loss_sum), grad_norm, agent_tokens, tokens, padded
+    return sum_over_ranks(loss_sum), grad_norm, agent_tokens, tokens

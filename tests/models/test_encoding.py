@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from models.config import AgentConfig
@@ -108,7 +110,7 @@ def test_a_question_that_could_forge_a_marker_is_refused(policy: Policy) -> None
         policy.encoder.prompt(prompt)
 
 
-def test_padding_rows_and_shared_pictures_change_no_logprob(policy: Policy) -> None:
+def test_neighbours_and_shared_pictures_change_no_logprob(policy: Policy) -> None:
     sequences = [encode_demonstration(policy.encoder, d) for d in some_demonstrations(4)]
     policy.model.eval()
     with torch.no_grad():
@@ -117,6 +119,31 @@ def test_padding_rows_and_shared_pictures_change_no_logprob(policy: Policy) -> N
         twice, _ = policy.model(policy.collate([*sequences, sequences[0]]))
     torch.testing.assert_close(together, alone, atol=2e-5, rtol=0)
     torch.testing.assert_close(twice[: len(together)], together, atol=2e-5, rtol=0)
+
+
+def test_packed_sequences_have_the_logprobs_of_padded_ones(policy: Policy) -> None:
+    """The padded pass is transformers' own: rows of one length, its causal mask, its SDPA."""
+    sequences = [encode_demonstration(policy.encoder, d) for d in some_demonstrations(4)]
+    policy.model.eval()
+    batch = policy.collate(sequences)
+    width = max(batch.lengths)
+    cut = batch.positions[:, 0].split(batch.lengths, dim=1)
+    positions = torch.stack([pad(each, (0, width - each.shape[1])) for each in cut], dim=1)
+    with torch.no_grad():
+        packed, _ = policy.model(batch)
+        embeddings = policy.model.embed(batch.ids, batch.patches, batch.grids, batch.image_source)[0]
+        rows = pad_sequence(list(embeddings.split(batch.lengths)), batch_first=True)
+        hidden = policy.model.network.model.language_model(
+            inputs_embeds=rows, position_ids=positions, use_cache=False
+        ).last_hidden_state
+        logprobs = policy.model.logits(hidden).log_softmax(-1)
+    padded = [
+        logprobs[row, step - 1, sequence.ids[step]]
+        for row, sequence in enumerate(sequences)
+        for step in range(1, len(sequence.ids))
+        if sequence.mask[step]
+    ]
+    torch.testing.assert_close(packed, torch.stack(padded), atol=2e-5, rtol=0)
 
 
 def test_collating_without_pictures_works(policy: Policy) -> None:

@@ -214,7 +214,8 @@ def test_positions_have_three_rows_of_the_length_of_the_ids(policy: Policy) -> N
     trajectories = engine.sample([RolloutRequest(p, 0, 0) for p in PROMPTS[:3]], 1.0)
     sequences = [Sequence(t.ids, t.mask, t.pictures) for t in trajectories]
     batch = policy.collate([*sequences, Sequence(trajectories[0].ids[:5], trajectories[0].mask[:5], ())])
-    assert batch.positions.shape == (3, 4, max(len(t.ids) for t in trajectories))
+    assert batch.positions.shape == (3, 1, sum(batch.lengths))
+    assert batch.lengths == (*(len(t.ids) for t in trajectories), 5)
     assert batch.ids.shape == batch.targets.shape == batch.positions.shape[1:]
     assert len(batch.image_source) == int((batch.ids == policy.encoder.image_pad).sum())
 
