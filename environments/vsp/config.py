@@ -49,7 +49,7 @@ class ColdStartConfig(BaseModel):
         0.2, ge=0, le=1, description="of navigation without ASTAR: one wrong path first"
     )
     reflection_2_share: float = Field(
-        0.4, ge=0, le=1, description="of navigation without ASTAR: two to four wrong paths first"
+        0.4, ge=0, le=1, description="of navigation without ASTAR: two to six wrong paths first"
     )
     tool_failure_share: float = Field(
         0.1, ge=0, le=1, description="of all trajectories: a call fails, then is mended"

@@ -30,7 +30,7 @@ class Kind(StrEnum):
     TOOL_FAILURE = "tool_failure"  # a call returns an error, the next one is right
 
 
-MOST_WRONG_PATHS = 4
+MOST_WRONG_PATHS = 6
 """So that a demonstration stays within the agent's limits of turns and tokens."""
 
 WRONG_PATHS: dict[Kind, range] = {
@@ -50,7 +50,9 @@ SAFE = "the path is safe"
 MEETS_HOLE = "the path meets a hole"
 FOUND = "this path is safe"
 OTHER_WAY = "it meets a hole, try the other way"
-GO_ROUND = "it meets a hole, go round by {}"
+GO_ROUND = "it meets a hole, go round {} by {}"
+NO_SIDE = "no way beside it, go round {} by {}"
+SEEN_BEFORE = "that hole again, go round {} by {}"
 RECOVERY = {
     "invalid_value": "that value is not allowed, correct it",
     "missing_parameter": "a parameter is missing, add it",
@@ -153,19 +155,21 @@ def _navigate(script: _Script, point_holes: bool) -> Expert:
     search = Search(_swapped(start), _swapped(goal))
     if point_holes:
         holes = yield from script.call(FIND["holes"], ToolCall("POINT", {"target": "holes"}))
-        search.holes.update(map(_swapped, holes.payload["coordinates"]))
-    think = TRY
+        search.known.update(map(_swapped, holes.payload["coordinates"]))
+    think, round_it = TRY, GO_ROUND
     while (way := search.next_way()) is not None:
         points = [list(_swapped(point)) for point in way.points]
-        if way.aside is not None:
-            think = GO_ROUND.format(list(_swapped(way.aside)))
+        if way.hole is not None and way.aside is not None:
+            think = round_it.format(*(list(_swapped(point)) for point in (way.hole, way.aside)))
         drawn = yield from script.call(think, ToolCall("DRAW2DPATH", {"points": points}))
         seen = drawn.payload
         if seen["result"] == "path_safe":
             yield ScriptedTurn(FOUND, response=seen["moves"])
             return
         safe, beside = ([_swapped(point) for point in seen[key]] for key in ("safe", "beside"))
-        search.met(_swapped(seen["at"]), safe, beside)
+        hole = _swapped(seen["at"])
+        round_it = SEEN_BEFORE if hole in search.holes else GO_ROUND if beside else NO_SIDE
+        search.met(hole, safe, beside)
         think = OTHER_WAY
     raise ExpertError("the search for a path without ASTAR ended without one")
 

@@ -21,6 +21,9 @@ from environments.vsp.render import draw_cell_px
 from tools.base import Picture
 
 TRIES = 3_000  # draws for one new map; one in twenty falls into the test split
+DEEPEST_OF = (
+    3  # maps that fit reflection_2, of which the longest search is shown: long ones are rare as maps fall
+)
 
 
 class PlanError(Exception):
@@ -43,10 +46,10 @@ class QuestionPlan:
         """Whether the expert must look for a path by drawing."""
         return self.task is Task.NAVIGATION and "ASTAR" not in self.tools
 
-    def fits(self, grid: GridMap) -> bool:
-        """Whether the expert draws as many wrong paths on this map as the kind of demonstration shows."""
+    def wrong_paths(self, grid: GridMap) -> int | None:
+        """How many wrong paths the expert draws on this map; None if not as many as the kind of demonstration shows."""
         wrong = failures(grid, grid.holes if self.point_holes else ())
-        return wrong in WRONG_PATHS.get(self.kind, NO_WRONG_PATH)
+        return wrong if wrong in WRONG_PATHS.get(self.kind, NO_WRONG_PATH) else None
 
     def prompt(self, grid: GridMap, picture: Picture) -> Prompt:
         """The prompt, given the map's picture."""
@@ -130,14 +133,24 @@ class Planner:
     def _new_map(self, split: Split, size: int, questions: Sequence[QuestionPlan]) -> GridMap:
         """A map on which the expert's attempts go as the questions want."""
         searching = [question for question in questions if question.needs_attempts]
+        enough = DEEPEST_OF if any(question.kind is Kind.REFLECTION_2 for question in searching) else 1
+        found: list[tuple[int, GridMap]] = []
         for _ in range(TRIES):
             grid = random_map(self._rng, size, self._config.hole_density)
             if split_of(grid.sha256) is not split or grid.sha256 in self._seen:
                 continue
-            if all(question.fits(grid) for question in searching):
-                self._seen.add(grid.sha256)
-                return grid
-        raise PlanError(f"data: no new {split} map of size {size} in {TRIES} draws; ask for fewer questions")
+            wrong = [question.wrong_paths(grid) for question in searching]
+            if None not in wrong:
+                found.append((sum(count or 0 for count in wrong), grid))
+            if len(found) == enough:
+                break
+        if not found:
+            raise PlanError(
+                f"data: no new {split} map of size {size} in {TRIES} draws; ask for fewer questions"
+            )
+        _, grid = max(found, key=lambda each: each[0])
+        self._seen.add(grid.sha256)
+        return grid
 
     def _navigation(self, prompt_id: str) -> QuestionPlan:
         config, chance = self._config, self._rng.random()

@@ -26,12 +26,14 @@ def hopeless(prompt: Prompt, turns: Sequence[SeenTurn], strictness: Strictness) 
     """Whether to end the episode after these turns.
 
     `strict` is S1's own rule: the first path of a navigation that crosses a hole. It also ends who would have
-    corrected the path, so `fatal` waits until the agent shows that it does not learn: a second path across the
-    same hole, or a second time the same failing call. In verification a crossed hole is the answer, no failure.
+    corrected the path, so `fatal` waits until the agent shows that it does not learn: a second path with the same
+    safe part into the same hole, or a second time the same failing call. (Another way into a hole met before is no
+    sign of that: the cells around it may have been free. The rule ends 0.8 % of the experts' searches, which can come
+    by the same part twice.) In verification a crossed hole is the answer, no failure.
     """
     if strictness == "never":
         return False
-    crossed: list[tuple[int, int]] = []
+    crossed: list[str] = []
     failed: list[str] = []
     for turn in turns:
         if turn.call is None or turn.observation is None:
@@ -40,7 +42,7 @@ def hopeless(prompt: Prompt, turns: Sequence[SeenTurn], strictness: Strictness) 
         if not turn.observation.ok or seen.get("result") == "path_out_of_bounds":
             failed.append(turn.call.to_json())
         elif seen.get("result") == "path_crosses_hole" and prompt.task == Task.NAVIGATION:
-            crossed.append(tuple(seen["at"]))
+            crossed.append(str((seen["at"], seen.get("safe"))))
     if strictness == "strict" and crossed:
         return True
     return len(set(crossed)) < len(crossed) or len(set(failed)) < len(failed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,9 +26,9 @@ class Turn:
     observation: Observation | None
 
 
-def crossing(at: list[int], directions: str = "R") -> Turn:
+def crossing(at: list[int], directions: str = "R", safe: Sequence[list[int]] = ([32, 32],)) -> Turn:
     call = ToolCall("DRAW2DPATH", {"start": [32, 32], "directions": directions})
-    return Turn(call, Observation({"result": "path_crosses_hole", "at": at}))
+    return Turn(call, Observation({"result": "path_crosses_hole", "at": at, "safe": list(safe)}))
 
 
 def failing(target: str) -> Turn:
@@ -56,6 +57,11 @@ CASES: dict[str, tuple[Prompt, list[Turn], set[Strictness]]] = {
         NAVIGATION,
         [crossing([96, 32]), GOOD, crossing([96, 32], "RR")],
         {"fatal", "strict"},
+    ),
+    "the same hole after another safe part": (
+        NAVIGATION,
+        [crossing([96, 32], safe=[[32, 32]]), crossing([96, 32], safe=[[96, 96]])],
+        {"strict"},
     ),
     "the crossed hole is the answer": (VERIFICATION, [crossing([96, 32]), crossing([96, 32])], set()),
     "two different failures": (VERIFICATION, [failing("moon"), failing("sun")], set()),
