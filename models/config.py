@@ -85,7 +85,7 @@ class SFTConfig(Settings):
     token_budget: int | None = Field(
         None, ge=1, description="stop after this many tokens, if sooner than epochs"
     )
-    micro_batch_tokens: int = Field(8192, ge=64, description="padded tokens of one micro-batch")
+    micro_batch_tokens: int = Field(8192, ge=64, description="tokens of one micro-batch")
     gradient_accumulation: int = Field(1, ge=1)
     context_schedule: tuple[int, ...] = Field(
         (256, 512), description="context windows, equal shares of the steps"
@@ -93,6 +93,9 @@ class SFTConfig(Settings):
     zero_stage: Literal[0, 1, 2, 3] = 0
     processes: int = Field(1, ge=1, description="training processes, one per GPU")
     train_on_mistakes: bool = Field(False, description="whether tokens of steps corrected later carry loss")
+    spelled_share: float = Field(
+        0.0, ge=0, le=1, description="trajectories in which one number is written digit by digit"
+    )
     checkpoint_every: int = Field(100, ge=1, description="optimizer steps between resumable checkpoints")
     eval_every: int = Field(100, ge=1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -69,8 +70,8 @@ def _train(params: Params, stage: str, run: StageRun | None) -> None:
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER) if params.policy.checkpoint is None else None
     policy = build_policy(params.policy, params.agent, vsp_registry(), tokenizer, params.seed)
     direct = stage == "baseline"
-    training = load_sequences(policy, "train", direct, params.sft.train_on_mistakes)
-    held_out = load_sequences(policy, "validation", direct, params.sft.train_on_mistakes)
+    training = load_sequences(policy, params, "train", direct)
+    held_out = load_sequences(policy, params, "validation", direct)
     if run is not None:
         _describe(run, policy, len(training))
     checkpoints = stage_checkpoints(stage, params)
@@ -100,21 +101,28 @@ def _train(params: Params, stage: str, run: StageRun | None) -> None:
         checkpoints.clear()
 
 
-def load_sequences(policy: Policy, split: str, direct: bool, train_on_mistakes: bool) -> list[Sequence]:
-    """The split's trajectories as training sequences; those of one map share one picture object."""
-    from models.demonstrations import encode_demonstration, encode_direct
+def load_sequences(policy: Policy, params: Params, split: str, direct: bool) -> list[Sequence]:
+    """The split's trajectories as training sequences; those of one map share one picture object.
+
+    `direct`: without tools. A share of the rest has one number spelled, see `models.tokenizer.digit_ids`.
+    """
+    from models.demonstrations import encode_demonstration, encode_direct, spell_a_number
     from models.policy import Sequence
+    from models.tokenizer import digit_ids
     from tasks.schema import iter_trajectories
     from tasks.workspace import COLD_START
     from tools.base import Picture
 
     pictures: dict[bytes, Picture] = {}
+    digits, rng = digit_ids(policy.encoder.tokenizer), random.Random(f"{params.seed}/{split}/spelled numbers")
     sequences = []
     for demonstration in iter_trajectories(COLD_START, split):
         if direct:
             sequence = encode_direct(policy.encoder, demonstration)
         else:
-            sequence = encode_demonstration(policy.encoder, demonstration, train_on_mistakes)
+            sequence = encode_demonstration(policy.encoder, demonstration, params.sft.train_on_mistakes)
+        if rng.random() < params.sft.spelled_share:
+            sequence = spell_a_number(sequence, digits, rng)
         shared = tuple(pictures.setdefault(picture.png, picture) for picture in sequence.pictures)
         sequences.append(Sequence(sequence.ids, sequence.mask, shared))
     return sequences
