@@ -93,9 +93,6 @@ class SFTConfig(Settings):
     zero_stage: Literal[0, 1, 2, 3] = 0
     processes: int = Field(1, ge=1, description="training processes, one per GPU")
     train_on_mistakes: bool = Field(False, description="whether tokens of steps corrected later carry loss")
-    spelled_share: float = Field(
-        0.0, ge=0, le=1, description="trajectories in which one number is written digit by digit"
-    )
     checkpoint_every: int = Field(100, ge=1, description="optimizer steps between resumable checkpoints")
     eval_every: int = Field(100, ge=1)
 

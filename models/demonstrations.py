@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -65,22 +63,6 @@ def demonstration_text(demonstration: Demonstration, registry: ToolRegistry, age
         else:
             parts.append(write_response(turn.think, turn.response or ""))
     return "".join(parts)
-
-
-def spell_a_number(sequence: Sequence, digits: Mapping[int, list[int]], rng: random.Random) -> Sequence:
-    """The sequence with one of its numbers written digit by digit wherever it stands; as it is if it holds none.
-
-    `digits`: `models.tokenizer.digit_ids`.
-    """
-    numbers = sorted(set(sequence.ids.tolist()) & digits.keys())
-    if not numbers:
-        return sequence
-    chosen = rng.choice(numbers)
-    counts = np.where(sequence.ids == chosen, len(digits[chosen]), 1)
-    ids = np.repeat(sequence.ids, counts)
-    spelled = np.repeat(sequence.ids == chosen, counts)
-    ids[spelled] = np.resize(np.array(digits[chosen], dtype=ids.dtype), int(spelled.sum()))
-    return Sequence(ids, np.repeat(sequence.mask, counts), sequence.pictures)
 
 
 def as_sequence(tokens: Tokens) -> Sequence:

@@ -1,18 +1,18 @@
 """The tiny policy's tokenizer: byte-level BPE trained on the cold start, in the Qwen2.5-VL layout.
 
-A number that the cold start shows often is one token, so that a point is copied in four tokens and two numbers are
-equal when their tokens are. Any other number is single digits (`digit_ids` says how a policy learns to copy those). A
-path is cut the same way wherever it stands. The rest may merge across words, since the agent's texts are templates.
+A number is cut into pairs of digits from its end, so that any number up to 9999 is copied in at most two tokens and all
+are written with the same hundred and ten, also those that training never shows. A path is cut the same way wherever it
+stands. The rest may merge across words, since the agent's texts are templates.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
+from itertools import chain
 from collections.abc import Iterable
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from models.agent_format import TAGS
 
@@ -25,13 +25,14 @@ VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD = (
 )
 SPECIAL_TOKENS = (END_OF_TEXT, IM_START, IM_END, VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD)
 
-# Tool names stay whole, digits stand alone, a path is cut into pairs of moves, all between is one chunk. Pairs halve
-# a path and its repetitions: copying RRRRR move by move takes counting.
-_WHOLE = "POINT|DRAW2DPATH|CROP|ASTAR|[0-9]|[LRUD]{1,2}"
+# Tool names stay whole, numbers and paths are cut into pairs, all between is one chunk. Pairs halve a path and its
+# repetitions: copying RRRRR move by move takes counting.
+_DIGITS = "[0-9]{1,2}(?=(?:[0-9]{2})*(?![0-9]))"
+_WHOLE = f"POINT|DRAW2DPATH|CROP|ASTAR|{_DIGITS}|[LRUD]{{1,2}}"
 _SPLIT = f"{_WHOLE}|[^0-9LRUD]+?(?={_WHOLE}|$)"
 
-_NUMBER = re.compile(r"(?<!\w)[1-9][0-9]{1,2}(?!\w)")
-_MIN_FREQUENCY = 8  # in the texts, of a number and of a merge
+_PAIRS = [f"{pair:02}" for pair in range(100)]
+_MIN_FREQUENCY = 8  # in the texts, of a merge
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
@@ -45,8 +46,6 @@ CHAT_TEMPLATE = (
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """Train on whole agent texts. Deterministic for the same texts in the same order."""
     texts = list(texts)
-    seen = Counter(number for text in texts for number in _NUMBER.findall(text))
-    numbers = sorted((number for number, count in seen.items() if count >= _MIN_FREQUENCY), key=int)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -57,7 +56,6 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     tokenizer.decoder = decoders.ByteLevel()
     added = [AddedToken(token, special=True) for token in SPECIAL_TOKENS]
     added += [AddedToken(tag, special=False, normalized=False) for tag in TAGS]
-    added += [AddedToken(number, single_word=True, special=False, normalized=False) for number in numbers]
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=added,
@@ -67,7 +65,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     )
     # The trainer does not cut at added tokens, the encoder does: cut here too, or merges would be learned across them.
     cut = re.compile("|".join(map(re.escape, (*TAGS, *SPECIAL_TOKENS))))
-    tokenizer.train_from_iterator((piece for text in texts for piece in cut.split(text) if piece), trainer)
+    pieces = (piece for text in texts for piece in cut.split(text) if piece)
+    # Every pair becomes a token, as if each text had it, whichever the maps of these texts happen to show.
+    pairs = (pair for pair in _PAIRS for _ in range(max(_MIN_FREQUENCY, len(texts))))
+    tokenizer.train_from_iterator(chain(pieces, pairs), trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=IM_END,
@@ -76,13 +77,3 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
         clean_up_tokenization_spaces=False,
         model_max_length=8192,
     )
-
-
-def digit_ids(tokenizer: PreTrainedTokenizerBase) -> dict[int, list[int]]:
-    """How every number that is one token is written digit by digit; empty for a tokenizer that has none.
-
-    Training that shows some numbers both ways teaches copying those that it never shows.
-    """
-    vocabulary: dict[str, int] = tokenizer.get_vocab()
-    numbers = [token for token in tokenizer.get_added_vocab() if token.isdecimal()]
-    return {vocabulary[number]: [vocabulary[digit] for digit in number] for number in numbers}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -104,25 +103,21 @@ def _train(params: Params, stage: str, run: StageRun | None) -> None:
 def load_sequences(policy: Policy, params: Params, split: str, direct: bool) -> list[Sequence]:
     """The split's trajectories as training sequences; those of one map share one picture object.
 
-    `direct`: without tools. A share of the rest has one number spelled, see `models.tokenizer.digit_ids`.
+    `direct`: without tools.
     """
-    from models.demonstrations import encode_demonstration, encode_direct, spell_a_number
+    from models.demonstrations import encode_demonstration, encode_direct
     from models.policy import Sequence
-    from models.tokenizer import digit_ids
     from tasks.schema import iter_trajectories
     from tasks.workspace import COLD_START
     from tools.base import Picture
 
     pictures: dict[bytes, Picture] = {}
-    digits, rng = digit_ids(policy.encoder.tokenizer), random.Random(f"{params.seed}/{split}/spelled numbers")
     sequences = []
     for demonstration in iter_trajectories(COLD_START, split):
         if direct:
             sequence = encode_direct(policy.encoder, demonstration)
         else:
             sequence = encode_demonstration(policy.encoder, demonstration, params.sft.train_on_mistakes)
-        if rng.random() < params.sft.spelled_share:
-            sequence = spell_a_number(sequence, digits, rng)
         shared = tuple(pictures.setdefault(picture.png, picture) for picture in sequence.pictures)
         sequences.append(Sequence(sequence.ids, sequence.mask, shared))
     return sequences

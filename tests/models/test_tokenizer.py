@@ -1,61 +1,48 @@
-"""Numbers in the tiny tokenizer: one token each if training shows them, digits if not, and both ways to learn."""
+"""Numbers and paths in the tiny tokenizer: pairs, whatever numbers the training texts happen to show."""
 
-import random
-
-import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from models.demonstrations import spell_a_number
-from models.policy import Sequence
-from models.tokenizer import digit_ids, train_tokenizer
+from models.tokenizer import train_tokenizer
 
-SHOWN = '{"at": [96, 32], "safe": [[32, 32], [160, 96]]} RRDD 7 is short, x96 is a name'
+SHOWN = '{"at": [96, 32], "safe": [[32, 32], [160, 96]]} RRDDL 7 is short, x96 is a name'
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerBase:
-    return train_tokenizer([SHOWN] * 20 + ["[608, 32] is rare"], 400)
+    return train_tokenizer([SHOWN] * 20, 480)
 
 
 def _tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
     return [tokenizer.decode([token]) for token in tokenizer.encode(text)]
 
 
-def test_a_number_shown_often_is_one_token_and_any_other_is_digits(
-    tokenizer: PreTrainedTokenizerBase,
+@pytest.mark.parametrize(
+    ("number", "pairs"),
+    [
+        ("7", ["7"]),
+        ("96", ["96"]),
+        ("160", ["1", "60"]),
+        ("476", ["4", "76"]),
+        ("308", ["3", "08"]),
+        ("1600", ["16", "00"]),
+        ("12345", ["1", "23", "45"]),
+    ],
+)
+def test_a_number_is_cut_into_pairs_from_its_end_shown_or_not(
+    tokenizer: PreTrainedTokenizerBase, number: str, pairs: list[str]
 ) -> None:
-    tokens = _tokens(tokenizer, "[160, 96], [476, 32], [608, 1600]")
-    assert [token for token in tokens if token.isdecimal()] == [
-        *("160", "96"),
-        *("4", "7", "6", "32"),
-        *("6", "0", "8", "1", "6", "0", "0"),
-    ]
+    """Numbers of 9×9 maps stand in no training text, and have to be copied all the same."""
+    for text in (number, f"[{number}, ", f"x{number}", f"{number}."):
+        tokens = [token for token in _tokens(tokenizer, text) if token.isdecimal()]
+        assert tokens == pairs
 
 
-def test_numbers_are_cut_out_of_no_longer_word(tokenizer: PreTrainedTokenizerBase) -> None:
-    """`32` in `320` would be a token that means nothing."""
-    assert not {"32", "96", "160"} & set(_tokens(tokenizer, "320 x96 1960 a160b"))
+def test_no_token_joins_a_number_and_its_neighbours(tokenizer: PreTrainedTokenizerBase) -> None:
+    mixed = [token for token in tokenizer.get_vocab() if any(c.isdigit() for c in token)]
+    assert all(token.isdecimal() and len(token) <= 2 for token in mixed if token not in "DRAW2DPATH")
 
 
-@pytest.mark.parametrize("text", [SHOWN, "[476, 32]", "96", "[160,96]", "-32.96"])
+@pytest.mark.parametrize("text", [SHOWN, "[476, 32]", "96", "[160,96]", "-32.96", "007"])
 def test_every_text_comes_back(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def test_a_spelled_number_is_the_same_text_in_other_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
-    ids = np.array(tokenizer.encode(SHOWN), dtype=np.int32)
-    mask = np.arange(len(ids)) >= 8
-    digits = digit_ids(tokenizer)
-    assert {tokenizer.decode([number]) for number in digits} == {"32", "96", "160"}
-    for seed in range(8):
-        spelled = spell_a_number(Sequence(ids, mask, ()), digits, random.Random(seed))
-        assert tokenizer.decode(spelled.ids) == SHOWN
-        assert len(digits.keys() & set(spelled.ids.tolist())) == 2, "one number at a time, everywhere"
-        assert tokenizer.decode(spelled.ids[spelled.mask]) == tokenizer.decode(ids[mask])
-
-
-def test_without_numbers_there_is_nothing_to_spell(tokenizer: PreTrainedTokenizerBase) -> None:
-    sequence = Sequence(np.array(tokenizer.encode("RRDD"), dtype=np.int32), np.ones(2, dtype=bool), ())
-    assert spell_a_number(sequence, digit_ids(tokenizer), random.Random(0)) is sequence
-    assert spell_a_number(sequence, {}, random.Random(0)) is sequence
