@@ -8,8 +8,8 @@ stands. The rest may merge across words, since the agent's texts are templates.
 from __future__ import annotations
 
 import re
-from itertools import chain
 from collections.abc import Iterable
+from itertools import chain
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
