@@ -187,6 +187,10 @@ class CurriculumConfig(Settings):
         "steps", description="steps: the share of steps done; success: grows while prompts are solved"
     )
     success: float = Field(0.7, gt=0, le=1, description="share of solved rollouts from which it moves on")
+    hardest_of: Schedule = Field(
+        Schedule(start=1, end=1),
+        description="maps drawn for a question without ASTAR, of which the one with the longest search is asked",
+    )
 
 
 class GuardConfig(Settings):

@@ -49,8 +49,9 @@ def prompt_source(
     """A function (step, progress in [0, 1]) -> `prompts_per_step` prompts.
 
     The mix of tasks is exact in each step, not only on average. Difficulty follows progress (S2 §3.2, from easy to
-    hard): the smallest sizes first, all of them from half-way on. `tools` are those offered where ASTAR is. Of `data`
-    hole density, path lengths and sizes of drawn cells count, so that the loop goes on where the cold start ended.
+    hard): the smallest sizes first, all of them from half-way on; navigation without ASTAR on the hardest of
+    `curriculum.hardest_of` maps. `tools` are those offered where ASTAR is. Of `data` hole density, path lengths and
+    sizes of drawn cells count, so that the loop goes on where the cold start ended.
     """
     navigation = round(config.prompts_per_step * config.navigation_share)
     with_astar = round(navigation * config.astar_share)
@@ -58,11 +59,13 @@ def prompt_source(
     def draw(step: int, progress: float) -> list[Prompt]:
         rng = random.Random(f"grpo prompts {seed} {step}")
         sizes = sorted(config.sizes)
+        hardest_of = round(config.curriculum.hardest_of.at(progress))
         open_sizes = sizes[: max(1, round(len(sizes) * min(1.0, 0.5 + progress)))]
         prompts = []
         for index in range(config.prompts_per_step):
             task = Task.NAVIGATION if index < navigation else Task.VERIFICATION
             offered = tools if index < with_astar else BASE_TOOLS
+            searched = task is Task.NAVIGATION and index >= with_astar
             prompts.append(
                 environment.sample(
                     rng,
@@ -74,6 +77,7 @@ def prompt_source(
                     path_lengths=data.path_lengths,
                     tools=offered,
                     cell_px=draw_cell_px(rng, data.other_cells_share, data.other_cells_px),
+                    hardest_of=hardest_of if searched else 1,
                 )
             )
         return prompts

@@ -9,6 +9,7 @@ import numpy as np
 
 from environments.base import Prompt
 from environments.vsp.grade import grade_navigation, grade_verification
+from environments.vsp.hypotheses import failures
 from environments.vsp.maps import GridMap, Split, random_map, shortest_path, split_of
 from environments.vsp.paths import hole_distance, verification_path
 from environments.vsp.potential import potential, random_call
@@ -87,13 +88,18 @@ class VSP:
         path_lengths: Sequence[int] = tuple(range(1, 10)),
         tools: Sequence[str] = BASE_TOOLS,
         cell_px: int | None = None,
+        hardest_of: int = 1,
     ) -> Prompt:
         """A prompt on a random map of `split`; verification is safe or not with equal chance where both
-        exist. `cell_px`: see `Renderer.render`.
+        exist. `cell_px`: see `Renderer.render`. `hardest_of`: maps drawn, of which the one is taken where the
+        search of `environments.vsp.hypotheses` meets most holes.
         """
-        grid = random_map(rng, size, hole_density)
-        while split_of(grid.sha256) is not split:
+        grids: list[GridMap] = []
+        while len(grids) < hardest_of:
             grid = random_map(rng, size, hole_density)
+            if split_of(grid.sha256) is split:
+                grids.append(grid)
+        grid = grids[0] if hardest_of == 1 else max(grids, key=lambda grid: failures(grid) or 0)
         picture = self.renderer.render(grid, cell_px)
         if task is Task.NAVIGATION:
             return navigation_prompt(grid, picture, tools, prompt_id)

@@ -11,9 +11,11 @@ import torch
 
 from environments.base import Environment, Prompt
 from environments.vsp.config import ColdStartConfig
-from environments.vsp.prompts import VSP
+from environments.vsp.hypotheses import failures
+from environments.vsp.maps import Split, split_of
+from environments.vsp.prompts import VSP, map_of
 from models.checkpoint import Checkpoints
-from models.config import AgentConfig, GRPOConfig, ReplayConfig, RewardConfig, Schedule
+from models.config import AgentConfig, CurriculumConfig, GRPOConfig, ReplayConfig, RewardConfig, Schedule
 from models.curriculum import prompt_source
 from models.grpo import GRPOParts, GRPOState, group, grpo_step, score
 from models.policy import Policy
@@ -228,6 +230,28 @@ def test_prompts_repeat_exactly_and_keep_the_mix() -> None:
     assert [p.hidden for p in first] != [p.hidden for p in later]
     assert sum(p.task == "navigation" for p in first) == 6
     assert sum("ASTAR" in p.tools for p in first) == 3
+
+
+def test_searches_get_longer_over_the_run_and_nothing_else_gets_harder() -> None:
+    config = CONFIG.model_copy(
+        update={
+            "prompts_per_step": 60,
+            "navigation_share": 0.8,
+            "astar_share": 0.25,
+            "sizes": (6,),
+            "curriculum": CurriculumConfig(hardest_of=Schedule(start=1, end=6)),
+        }
+    )
+    draw = prompt_source(VSP(), config, VSP_TOOLS, DATA, 0)
+
+    def wrong_paths(progress: float, searched: bool) -> float:
+        prompts = [prompt for step in range(4) for prompt in draw(step, progress)]
+        asked = [p for p in prompts if (p.task == "navigation" and "ASTAR" not in p.tools) == searched]
+        return sum(failures(map_of(p)) or 0 for p in asked) / len(asked)
+
+    assert wrong_paths(1.0, searched=True) > 2 * wrong_paths(0.0, searched=True)
+    assert wrong_paths(1.0, searched=False) < 1.5 * wrong_paths(0.0, searched=False)
+    assert all(split_of(map_of(p).sha256) is Split.TRAIN for p in draw(1, 1.0))
 
 
 def test_groups_are_formed_by_prompt_whatever_the_order() -> None:
