@@ -66,6 +66,7 @@ class TransformersEngine:
         self.overlap_tools, self.draft_tokens = rollout.overlap_tools, rollout.draft_tokens
         self.version = 0
         self._features: dict[str, Tensor] = {}
+        self._cache: SlotCache | None = None
         closing = [policy.encoder.text(tag) for tag in (CALL_CLOSE, RESPONSE_CLOSE)]
         # transformers 5.24 renamed the parameter, 5.19 (which vLLM 0.32 needs) has the old name only
         forward = inspect.signature(policy.model.network.model.language_model.forward).parameters
@@ -91,7 +92,7 @@ class TransformersEngine:
         waiting = deque(enumerate(requests))
         done: dict[int, Trajectory] = {}
         slots = min(self.slots, len(requests))
-        cache, drafts = self._new_cache(slots), Drafts()
+        cache, drafts = self._cache_of(slots), Drafts()
         free = list(range(slots - 1, -1, -1))
         running: dict[int, _Running] = {}
 
@@ -140,17 +141,24 @@ class TransformersEngine:
 
     # --- the network -------------------------------------------------------------------------------------
 
-    def _new_cache(self, slots: int) -> SlotCache:
+    def _cache_of(self, slots: int) -> SlotCache:
+        """A cache with at least so many rows. In main memory, where the first touch of a page is what costs, it is kept
+        for the next call; on a GPU the trainer needs the memory in between."""
+        if self._cache is not None and self._cache.slots >= slots:
+            return self._cache
         config = self.policy.model.network.config.get_text_config()
-        head_dim = config.hidden_size // config.num_attention_heads
-        return SlotCache(
+        like = self.policy.model.network.lm_head.weight
+        cache = SlotCache(
             config.num_hidden_layers,
             slots,
             self.agent.max_tokens + 1,
             config.num_key_value_heads,
-            head_dim,
-            self.policy.model.network.lm_head.weight,
+            config.hidden_size // config.num_attention_heads,
+            like,
         )
+        if like.device.type == "cpu":
+            self._cache = cache
+        return cache
 
     def _admit(
         self,

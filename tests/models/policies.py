@@ -26,7 +26,7 @@ SMALL = PolicyConfig(
     intermediate_size=64,
     vision_hidden_size=32,
     vision_depth=1,
-    vocab_size=420,
+    vocab_size=520,
 )
 
 

@@ -140,6 +140,17 @@ def _counted(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> lis
     return widths
 
 
+def test_what_earlier_episodes_left_in_the_kept_cache_is_never_read(policy: Policy) -> None:
+    prompts = some_prompts(4)
+    engine = engine_for(policy)
+    engine.sample(_requests(prompts[2:], samples=4), 1.0)
+    again = engine.sample(_requests(prompts[:2]), 1.0)
+    assert [t.ids.tolist() for t in again] == [
+        t.ids.tolist() for t in engine_for(policy).sample(_requests(prompts[:2]), 1.0)
+    ]
+    assert engine.sample(_requests(prompts, samples=8), 1.0), "more rows than the cache that was kept"
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_guessing_ahead_changes_no_token(policy: Policy, temperature: float) -> None:
     """A guess is speed, not behaviour: a sampler that keeps what it guessed samples another distribution."""
