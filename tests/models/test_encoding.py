@@ -92,10 +92,10 @@ def test_ids_mask_and_pictures_agree_on_every_demonstration(policy: Policy) -> N
     assert drawn > 4  # drawn pictures came back in observations
 
 
-def test_coordinates_are_read_digit_by_digit_and_a_path_alike_wherever_it_stands(policy: Policy) -> None:
+def test_coordinates_are_read_in_pairs_of_digits_and_a_path_alike_wherever_it_stands(policy: Policy) -> None:
     encoder = policy.encoder
-    digits = [encoder.tokenizer.decode([i]) for i in encoder.text("[128, 64]")]
-    assert [piece for piece in digits if piece.strip().isdigit()] == list("12864")
+    pairs = [encoder.tokenizer.decode([i]) for i in encoder.text("[128, 64]")]
+    assert [piece for piece in pairs if piece.strip().isdigit()] == ["1", "28", "64"]
     path = encoder.text("RRDLU")
     for text in ('Is this path safe: "RRDLU"?', '{"directions": "RRDLU"}', "<response>RRDLU</response>"):
         ids = encoder.text(text)

@@ -21,7 +21,7 @@ SMALL: dict[str, Any] = {
     "policy.intermediate_size": 64,
     "policy.vision_hidden_size": 32,
     "policy.vision_depth": 1,
-    "policy.vocab_size": 420,
+    "policy.vocab_size": 520,
     "agent.max_tokens": 160,
     "agent.max_turns": 3,
     "rollout.slots": 32,

@@ -60,7 +60,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def encoder(built: Path) -> Encoder:
     registry, agent = vsp_registry(), AgentConfig()
     texts = [demonstration_text(shown, registry, agent) for shown in iter_trajectories(built, "train")]
-    return Encoder(train_tokenizer(texts, 512), registry, agent, 0.4375)
+    return Encoder(train_tokenizer(texts, 1024), registry, agent, 0.4375)
 
 
 @pytest.fixture
@@ -74,7 +74,6 @@ def check(encoder: Encoder) -> Callable[..., GateReport]:
     def run(
         folder: Path, config: ColdStartConfig = DATA, docs: Path | None = None, **limits: Any
     ) -> GateReport:
-        # a tokenizer trained on so few trajectories writes most numbers in digits: long searches pass 768 tokens
         return validate(folder, ValidateConfig(**{"max_tokens": 1024, **limits}), config, encoder, docs)
 
     return run
