@@ -71,6 +71,7 @@ def run_arms(
             "seed": seed,
             "budget": {**vars(budget), "sizes": list(budget.sizes)},
             "file": str(file),
+            "starts": str(folder / "starts.json"),
         }
         began = time.monotonic()
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -94,11 +95,11 @@ def file_name(arm: Arm, seed: int) -> str:
     return re.sub(r"[^\w.]+", "-", f"{arm.name} {seed}") + ".json"
 
 
-def run_arm(params: Params, budget: Budget) -> dict[str, Any]:
+def run_arm(params: Params, budget: Budget, starts: Path | None = None) -> dict[str, Any]:
     """Train for the budget; the curve has a point per evaluation, the first before any update.
 
     `start` and `end` are the success of the SFT policy and of the policy that the run would export, on maps that
-    took no part in choosing it.
+    took no part in choosing it. `starts`: a file that keeps what the SFT policy does, which is the same in every arm.
     """
     import tempfile
 
@@ -118,8 +119,7 @@ def run_arm(params: Params, budget: Budget) -> dict[str, Any]:
     notes: list[str] = []
     began = time.monotonic()
 
-    def measure(metrics: dict[str, float]) -> float:
-        seen = measure_on(parts, questions, SAMPLED)
+    def measure(seen: Measured, metrics: dict[str, float]) -> float:
         metrics["grpo/validation_success"] = seen.success
         point: dict[str, Any] = {"step": state.step, "fresh_rollouts": rollouts, "fresh_tokens": tokens}
         point |= {"seconds": time.monotonic() - began, "success": seen.success, "calls": seen.calls}
@@ -129,9 +129,9 @@ def run_arm(params: Params, budget: Budget) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as folder:
         best = Checkpoints(Path(folder))
-        start, greedy_start = measure_on(parts, unseen, SAMPLED), measure_on(parts, unseen, 0.0)
+        start, greedy_start, first = _starts(parts, questions, unseen, starts)
         metrics: dict[str, float] = {}
-        measure(metrics)
+        measure(first, metrics)
         guard(parts, state, metrics, best)
         reached = False
         while state.step < budget.steps and not reached:
@@ -139,7 +139,7 @@ def run_arm(params: Params, budget: Budget) -> dict[str, Any]:
             rollouts += len(fresh)
             tokens += sum(t.sampled_tokens for t in fresh)
             if state.step % budget.eval_every == 0:
-                success = measure(metrics)
+                success = measure(measure_on(parts, questions, SAMPLED), metrics)
                 reached = budget.stop_at is not None and success >= budget.stop_at
             notes += filter(None, [guard(parts, state, metrics, best)])
         if params.grpo.guards.rollback:
@@ -148,6 +148,26 @@ def run_arm(params: Params, budget: Budget) -> dict[str, Any]:
     result = {"curve": curve, "start": vars(start), "end": vars(end), "rollbacks": notes}
     result |= {"greedy_start": vars(greedy_start), "greedy_end": vars(greedy_end)}
     return result | {"tool_calls": cache.stats()}
+
+
+def _starts(
+    parts: GRPOParts, questions: list[Prompt], unseen: list[Prompt], file: Path | None
+) -> list[Measured]:
+    """The SFT policy on the unseen questions, sampled and greedy, and sampled on those of the curve."""
+    if file is not None and file.is_file():
+        return [Measured(**each) for each in json.loads(file.read_text())]
+    asked = ((unseen, SAMPLED), (unseen, 0.0), (questions, SAMPLED))
+    measured = [measure_on(parts, maps, temperature) for maps, temperature in asked]
+    if file is not None:
+        _write(file, [vars(each) for each in measured])
+    return measured
+
+
+def _write(file: Path, content: Any) -> None:
+    """A file that is whole or not there, also if two arms write it at once."""
+    draft = file.with_suffix(f".{os.getpid()}")
+    draft.write_text(json.dumps(content, indent=1))
+    draft.replace(file)
 
 
 def validation_maps(budget: Budget, name: str) -> list[Prompt]:
@@ -223,11 +243,8 @@ def main() -> None:
     request = json.loads(sys.stdin.read())
     budget = Budget(**{**request["budget"], "sizes": tuple(request["budget"]["sizes"])})
     changes = {"seed": request["seed"], "grpo.steps": budget.steps, **request["changes"]}
-    result = run_arm(override(load_params(), changes), budget)
-    file = Path(request["file"])
-    draft = file.with_suffix(".tmp")
-    draft.write_text(json.dumps({"changes": changes, "budget": request["budget"], **result}, indent=1))
-    draft.replace(file)
+    result = run_arm(override(load_params(), changes), budget, Path(request["starts"]))
+    _write(Path(request["file"]), {"changes": changes, "budget": request["budget"], **result})
 
 
 if __name__ == "__main__":

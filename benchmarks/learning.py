@@ -159,7 +159,7 @@ BENCHMARKS = {
                 {**REPLAY, "grpo.replay.max_age": 10_000, "grpo.replay.max_divergence": 1e6},
             ),
         ),
-        Budget(steps=24, eval_every=2, items=150, sizes=SIZES, stop_at=0.82),
+        Budget(steps=24, eval_every=2, items=150, sizes=SIZES, stop_at=0.88),
         5,
         replay_table,
     ),
