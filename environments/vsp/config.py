@@ -28,7 +28,7 @@ class ColdStartConfig(BaseModel):
         description="of the demonstrations' and GRPO's maps: drawn with cells of another size",
     )
     other_cells_px: tuple[int, ...] = Field(
-        (37, 40, 43, 46, 49, 52, 54, 56, 58, 61), min_length=1, description="side of a cell of those maps"
+        tuple(range(33, 64)), min_length=1, description="side of a cell of those maps"
     )
     path_lengths: tuple[int, ...] = Field(
         tuple(range(1, 10)), min_length=1, description="moves of paths to verify"

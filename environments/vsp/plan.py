@@ -22,7 +22,7 @@ from tools.base import Picture
 
 TRIES = 3_000  # draws for one new map; one in twenty falls into the test split
 DEEPEST_OF = (
-    3  # maps that fit reflection_2, of which the longest search is shown: long ones are rare as maps fall
+    5  # maps that fit reflection_2, of which the longest search is shown: long ones are rare as maps fall
 )
 
 
