@@ -24,6 +24,7 @@ from environments.vsp.render import Renderer
 from environments.vsp.world import is_safe
 from tasks import cold_start
 from tasks.cold_start import ColdStartError, build_cold_start
+from tasks.params import load_params
 from tasks.schema import ITEMS, TRAJECTORIES, iter_trajectories, load_items
 from tools.executor import ToolExecutor
 from tools.vsp import vsp_registry
@@ -142,6 +143,13 @@ def test_shares_are_close_to_the_parameters(tmp_path):
     sides = Counter(plan.cell_px for plan in plans)
     assert 1 - sides[None] / len(plans) == pytest.approx(config.other_cells_share, abs=0.04)
     assert set(sides) == {None, *config.other_cells_px}
+
+
+def test_the_coordinates_that_training_shows_are_too_many_to_learn_by_heart():
+    """With 52 and with 85 different ones a policy learned them, and read 476 at 9×9 as one that it knew."""
+    data = load_params().data
+    sides = {64, *data.other_cells_px}
+    assert len({side * (2 * index + 1) // 2 for side in sides for index in range(max(data.sizes))}) > 150
 
 
 def test_questions_to_be_answered_are_drawn_as_the_published_ones(built):
