@@ -46,7 +46,7 @@ class ValidateConfig(Settings):
 
     min_rows: int = Field(1, ge=1, description="fewest training trajectories that may pass")
     max_rows: int = Field(1_000_000, ge=1)
-    max_tokens: int = Field(768, ge=64, description="longest trajectory, prompt included")
+    max_tokens: int = Field(1024, ge=64, description="longest trajectory, prompt included")
     max_turns: int = Field(12, ge=1)
     share_tolerance: float = Field(0.02, ge=0, le=1, description="allowed drift of each share of the mix")
     report_rows: int = Field(5, ge=1, description="bad rows shown per failed expectation")
