@@ -243,11 +243,11 @@ def test_the_experts_files_keep_their_bytes_and_the_gate_shows_the_share(
     assert manifest["splits"]["ingested"]["rows"] == 4
     assert manifest["splits"]["train"]["rows"] == 160
     assert len(list(iter_trajectories(folder, "train"))) == 164, "training reads them"
-    report = validate(folder, ValidateConfig(max_tokens=1024), DATA, small.encoder, None)
+    report = validate(folder, ValidateConfig(), DATA, small.encoder, None)
     assert report.success, report.lines()
     assert "4 ingested" in report.lines()[0]
     assert "2.3% of the trajectories are ingested" in report.lines()[0]
-    plain = validate(small.folder, ValidateConfig(max_tokens=1024), DATA, small.encoder, None)
+    plain = validate(small.folder, ValidateConfig(), DATA, small.encoder, None)
     assert "ingested" not in plain.to_json(), "without them the report has the bytes it always had"
 
 
@@ -255,7 +255,7 @@ def test_the_gate_names_a_bad_ingested_row(small: SmallData, rows: list[Record],
     bad = copy.deepcopy(rows)
     bad[2]["turns"][-1]["response"] = "U"
     build_cold_start(DATA, 0, tmp_path / "cold_start", ingested=[part_of(bad, tmp_path)])
-    report = validate(tmp_path / "cold_start", ValidateConfig(max_tokens=1024), DATA, small.encoder, None)
+    report = validate(tmp_path / "cold_start", ValidateConfig(), DATA, small.encoder, None)
     (failure,) = report.failures
     assert (failure.frame, failure.column) == ("ingested", "reward_is_earned")
     assert failure.first[0].key == bad[2]["trajectory_id"]

@@ -26,7 +26,7 @@ FILES = ("params.yaml", "dvc.yaml", "pyproject.toml", ".dvcignore", ".gitignore"
 SMALL = """\
 data: {n_trajectories: 96, validation_trajectories: 8, validation_items: 8, test_items_per_size: 2, sizes: [4, 6, 8],
        shards: 2, workers: 1}
-gate: {share_tolerance: 1.0, max_tokens: 1024}
+gate: {share_tolerance: 1.0}
 policy: {hidden_size: 48, layers: 1, heads: 3, kv_heads: 3, intermediate_size: 64, vision_hidden_size: 32,
          vision_depth: 1, vocab_size: 1024}
 sft: {epochs: 1.0, micro_batch_tokens: 2048, context_schedule: [512], processes: 2, checkpoint_every: 2, eval_every: 4}

@@ -74,7 +74,7 @@ def check(encoder: Encoder) -> Callable[..., GateReport]:
     def run(
         folder: Path, config: ColdStartConfig = DATA, docs: Path | None = None, **limits: Any
     ) -> GateReport:
-        return validate(folder, ValidateConfig(**{"max_tokens": 1024, **limits}), config, encoder, docs)
+        return validate(folder, ValidateConfig(**limits), config, encoder, docs)
 
     return run
 
