@@ -144,11 +144,10 @@ def test_what_earlier_episodes_left_in_the_kept_cache_is_never_read(policy: Poli
     prompts = some_prompts(4)
     engine = engine_for(policy)
     engine.sample(_requests(prompts[2:], samples=4), 1.0)
-    again = engine.sample(_requests(prompts[:2]), 1.0)
-    assert [t.ids.tolist() for t in again] == [
-        t.ids.tolist() for t in engine_for(policy).sample(_requests(prompts[:2]), 1.0)
-    ]
-    assert engine.sample(_requests(prompts, samples=8), 1.0), "more rows than the cache that was kept"
+    fewer = _requests(prompts[:2])
+    same(engine.sample(fewer, 1.0), engine_for(policy).sample(fewer, 1.0))
+    more = _requests(prompts, samples=8)  # more rows than the cache that was kept
+    same(engine.sample(more, 1.0), engine_for(policy).sample(more, 1.0))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
