@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import cv2
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from tools.astar import MOVES
@@ -40,6 +40,12 @@ class Draw2DPathParams(PixelParams):
         if "points" not in params and not ("start" in params and "directions" in params):
             raise PydanticCustomError("missing", "give points, or start and directions")
         return params
+
+    @field_validator("points")
+    @classmethod
+    def _without_repeats(cls, points: list[PixelParam]) -> list[PixelParam]:
+        """A point given twice in a row draws the same path as given once, so it shares its place in the cache."""
+        return [point for point, _ in groupby(points)]
 
     def pixels(self) -> list[Pixel]:
         return [(x, y) for x, y in (self.points or [self.start])]

@@ -14,6 +14,7 @@ import pytest
 from tests.tools.worlds import cells, centre, random_map, render
 from tools.base import Picture, Purity, Tool, ToolCall, ToolOutput, ToolParams
 from tools.cache import ToolResultCache
+from tools.draw2dpath import Draw2DPathParams
 from tools.errors import ToolError, ToolErrorCode
 from tools.executor import ToolExecutor
 from tools.registry import ToolRegistry
@@ -132,6 +133,19 @@ def test_a_parameter_written_out_hits_the_entry_of_its_default() -> None:
     executor = ToolExecutor(ToolRegistry([Counting().tool]), cache, 5.0)
     executor.run(ToolCall("COUNT"), PICTURE, ["COUNT"])
     assert executor.run(ToolCall("COUNT", {"n": 0}), PICTURE, ["COUNT"]).cached
+
+
+def test_a_path_with_a_point_given_twice_hits_the_entry_of_the_same_path() -> None:
+    executor = ToolExecutor(vsp_registry(), ToolResultCache(10), 5.0)
+    repeated = [[32, 32], [32, 32], [96, 32], [96, 32]]
+    once = executor.run(ToolCall("DRAW2DPATH", {"points": [[32, 32], [96, 32]]}), PICTURE, VSP_TOOLS)
+    twice = executor.run(ToolCall("DRAW2DPATH", {"points": repeated}), PICTURE, VSP_TOOLS)
+    assert twice.cached
+    as_given = Draw2DPathParams.model_construct(points=repeated)
+    drawn = vsp_registry().get("DRAW2DPATH").run(PICTURE, as_given)
+    assert (drawn.payload, drawn.picture) == (once.payload, once.picture)
+    back = ToolCall("DRAW2DPATH", {"points": [[32, 32], [96, 32], [32, 32]]})
+    assert not executor.run(back, PICTURE, VSP_TOOLS).cached
 
 
 def test_the_cache_drops_what_was_used_longest_ago() -> None:
