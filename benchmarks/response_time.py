@@ -1,10 +1,10 @@
 """Response time on 8×8 maps: all optimisations on against the plain loop, at equal accuracy.
 
-On: slots that decode together, KV cache kept between turns, prompts read once, tool results cached, hopeless
-episodes ended (`agent.prune`). Off: one episode at a time, transformers `generate` once per turn from the whole
-conversation, every tool call live. Both are greedy and differ by pruning only. The mean response time of a question
-is the wall time until all of the questions are answered, divided by their number; the time from asking one until
-its answer is reported too. Run `make run` first: the policy is outputs/grpo.
+On: slots that decode together, KV cache kept between turns, prompts read once, tool results cached, and with
+`--prune fatal` hopeless episodes ended (`agent.prune`). Off: one episode at a time, transformers `generate` once per
+turn from the whole conversation, every tool call live. Both are greedy and answer alike unless episodes are pruned.
+The mean response time of a question is the wall time until all of the questions are answered, divided by their
+number; the time from asking one until its answer is reported too. Run `make run` first: the policy is outputs/grpo.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def main() -> None:
     arguments = parser("response_time", __doc__ or "", " --questions 60")
     arguments.add_argument("--questions", type=int, default=60, help="questions a repeat (default: 60)")
     arguments.add_argument("--size", type=int, default=8, help="cells of a map's side (default: 8)")
-    arguments.add_argument("--prune", choices=("never", "fatal"), default="fatal", help="default: fatal")
+    arguments.add_argument("--prune", choices=("never", "fatal"), default="never", help="default: never")
     options = arguments.parse_args()
     measure(options.questions, options.size, options.repeats, options.prune)
 
