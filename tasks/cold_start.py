@@ -183,8 +183,9 @@ def _write_files(
 
     plans = plan_files(config, seed)
     if config.workers == 1:
+        environment = VSP()
         for plan in plans:
-            finished(write_file(plan, config, seed, folder))
+            finished(write_file(plan, config, seed, folder, environment))
     else:
         with closing(_write_in_workers(plans, config, seed, folder)) as written:
             for report in written:
@@ -253,20 +254,22 @@ def _serve(connection: Connection, config: ColdStartConfig, seed: int, folder: P
         os._exit(1)
 
     threading.Thread(target=end_with_parent, daemon=True).start()
+    environment = VSP()
     while True:
         plan = connection.recv()
         try:
-            connection.send(write_file(plan, config, seed, folder))
+            connection.send(write_file(plan, config, seed, folder, environment))
         except Exception as error:
             error.add_note("In a worker:\n" + traceback.format_exc())
             connection.send(error)
 
 
-def write_file(plan: FilePlan, config: ColdStartConfig, seed: int, folder: Path) -> FileReport:
-    """Draw the maps, let the experts act, and write one file. The result depends on nothing but the
-    arguments.
+def write_file(
+    plan: FilePlan, config: ColdStartConfig, seed: int, folder: Path, environment: VSP
+) -> FileReport:
+    """Draw the maps, let the experts act, and write one file. The result depends on nothing but the arguments, and
+    not on what `environment` has drawn before, which only saves time: a sheet of cells for each size and cell size.
     """
-    environment = VSP()
     executor = ToolExecutor(vsp_registry(), ToolResultCache(CACHED_RESULTS), CALL_DEADLINE_S)
     rows: list[dict[str, Any]] = []
     counts: Counter[tuple[str, str, int]] = Counter()
