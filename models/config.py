@@ -28,7 +28,7 @@ class PolicyConfig(Settings):
     vision_depth: int = Field(2, ge=1)
     vocab_size: int = Field(1024, ge=320, description="size of the BPE vocabulary trained on the cold start")
     image_scale: float = Field(
-        0.21875, gt=0, le=1, description="pictures are shrunk by this before patching; 14/64"
+        0.4375, gt=0, le=1, description="pictures are shrunk by this before patching; 28/64"
     )
     dtype: Literal["float32", "bfloat16"] = "float32"
     lora_rank: int = Field(0, ge=0, description="0 trains all weights, otherwise a LoRA adapter of this rank")

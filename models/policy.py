@@ -238,8 +238,6 @@ def tiny_config(config: PolicyConfig, tokenizer: PreTrainedTokenizerBase) -> Qwe
         "num_attention_heads": config.heads,
         "num_key_value_heads": config.kv_heads,
         "max_position_embeddings": 8192,
-        # 0.02 is for hidden sizes of thousands: in a narrow policy it lets next to nothing through at first
-        "initializer_range": (2 * config.hidden_size) ** -0.5,
         "tie_word_embeddings": True,
         "use_sliding_window": False,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections},

@@ -40,20 +40,14 @@ class Plan:
         return int(sum(lengths[index] for step in self.steps for batch in step for index in batch))
 
 
-def plan_batches(
-    lengths: np.ndarray, config: SFTConfig, seed: int, ranks: int = 1, shares: np.ndarray | None = None
-) -> Plan:
+def plan_batches(lengths: np.ndarray, config: SFTConfig, seed: int, ranks: int = 1) -> Plan:
     """Plan the whole run. `lengths` are token counts per sequence, shape (n,).
-
-    `shares` (n,): sequences with the same number stand side by side, mostly in one micro-batch, which encodes the
-    picture that they share once. Without it every sequence stands for itself.
 
     The context window grows by `context_schedule` (S1 §5.2: progressive extension from 512 to 8192): each phase
     takes an equal share of the tokens from the sequences that fit its window. A micro-batch holds at most
     `micro_batch_tokens` tokens, a step `gradient_accumulation` of them for each of the `ranks`.
     """
     rng = np.random.default_rng(seed)
-    shares = np.arange(len(lengths)) if shares is None else shares
     usable = lengths <= config.context_schedule[-1]
     total = float(lengths[usable].sum()) * config.epochs
     if config.token_budget is not None:
@@ -61,7 +55,7 @@ def plan_batches(
     plan = Plan([], [], int((~usable).sum()))
     for window in config.context_schedule:
         remaining = total / len(config.context_schedule)
-        for step in _endless_steps(np.flatnonzero(lengths <= window), lengths, config, rng, ranks, shares):
+        for step in _endless_steps(np.flatnonzero(lengths <= window), lengths, config, rng, ranks):
             if remaining <= 0:
                 break
             plan.steps.append(step)
@@ -71,37 +65,16 @@ def plan_batches(
 
 
 def _endless_steps(
-    pool: np.ndarray,
-    lengths: np.ndarray,
-    config: SFTConfig,
-    rng: np.random.Generator,
-    ranks: int,
-    shares: np.ndarray,
+    pool: np.ndarray, lengths: np.ndarray, config: SFTConfig, rng: np.random.Generator, ranks: int
 ) -> Iterator[list[list[int]]]:
     """Optimizer steps over a pool of sequences, epoch after epoch; none for an empty pool."""
     left_over: list[list[int]] = []
     size = config.gradient_accumulation * ranks
     while len(pool):
-        left_over += by_tokens(
-            _shuffled(pool, shares, rng).tolist(), lengths.tolist(), config.micro_batch_tokens
-        )
+        left_over += by_tokens(rng.permutation(pool).tolist(), lengths.tolist(), config.micro_batch_tokens)
         while len(left_over) >= size:
             yield left_over[:size]
             left_over = left_over[size:]
-
-
-def _shuffled(pool: np.ndarray, shares: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The pool in random order, those that share a number side by side."""
-    pool = rng.permutation(pool)
-    kinds, kind = np.unique(shares[pool], return_inverse=True)
-    return pool[np.argsort(rng.permutation(len(kinds))[kind], kind="stable")]
-
-
-def _pictures_shared(sequences: list[Sequence]) -> np.ndarray:
-    """A number for the first picture of each sequence, shape (n,); one of its own for a sequence without."""
-    keys = [s.pictures[0].sha256 if s.pictures else index for index, s in enumerate(sequences)]
-    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    return np.array([numbers[key] for key in keys])
 
 
 def learning_rate(step: int, total: int, config: SFTConfig) -> float:
@@ -128,7 +101,7 @@ def train_sft(
     and after the last one.
     """
     lengths = np.array([len(sequence.ids) for sequence in sequences])
-    plan = plan_batches(lengths, config, seed, world_size(), _pictures_shared(sequences))
+    plan = plan_batches(lengths, config, seed, world_size())
     if not plan.steps:
         raise ValueError(
             f"sft: no step fits the settings: {len(sequences)} sequences, context_schedule {config.context_schedule}"

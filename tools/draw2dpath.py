@@ -59,8 +59,8 @@ def draw2dpath_tool(reader: GridReader) -> Tool:
     {"result": "path_crosses_hole", "at": centre of the first hole on the way, the start's own cell included,
      "blocked": the move that it blocked, absent where the path went over a cell's corner,
      "safe": the points where the path turned before that, and the centre of its last safe cell,
-     "beside": centres of the cells to the sides of that cell, as seen along the way, which are on the map, no holes
-     and not on the path}; the last three are absent where the path begins in the hole,
+     "beside": centres of the cells to the sides of that cell, as seen along the way, which are on the map and no
+     holes}; the last three are absent where the path begins in the hole,
     {"result": "path_out_of_bounds", "at": the first given point that is off the map},
     whichever comes first on the way. Points are joined by straight lines; `moves` is there for points whose lines
     lead from cell to neighbouring cell. Directions step from cell to cell by the world's rule: a step off the edge
@@ -79,7 +79,7 @@ def draw2dpath_tool(reader: GridReader) -> Tool:
 
     return Tool(
         name="DRAW2DPATH",
-        version="5",
+        version="4",
         description=(
             "Draws a path through pixel points, or from a start pixel along moves, "
             "and says whether it crosses a hole."
@@ -109,7 +109,7 @@ def _step(grid: Grid, start: Pixel, directions: str) -> list[Pixel]:
 def _verdict(grid: Grid, corners: list[Pixel]) -> tuple[dict[str, Any], list[Pixel]]:
     """The payload, and the corners of the part of the path that was walked."""
     walked: list[Pixel] = []
-    cells: list[Cell] = []
+    last: Cell | None = None
     for corner in corners:
         for x, y in _between(walked[-1] if walked else corner, corner):
             cell = grid.cell_at(x, y)
@@ -117,23 +117,22 @@ def _verdict(grid: Grid, corners: list[Pixel]) -> tuple[dict[str, Any], list[Pix
                 return {"result": "path_out_of_bounds", "at": list(corner)}, [*walked, (x, y)]
             if cell in grid.holes:
                 payload = {"result": "path_crosses_hole", "at": grid.centre(cell)}
-                return payload | _way_out(grid, walked, cells, cell), [*walked, (x, y)]
-            cells.append(cell)
+                return payload | _way_out(grid, walked, last, cell), [*walked, (x, y)]
+            last = cell
         walked.append(corner)
-    return {"result": "path_safe", "end": grid.centre(cells[-1])}, walked  # a point at least, all on the map
+    assert last is not None  # there is a point, and every pixel of the way was on the map
+    return {"result": "path_safe", "end": grid.centre(last)}, walked
 
 
-def _way_out(grid: Grid, walked: list[Pixel], cells: list[Cell], hole: Cell) -> dict[str, Any]:
+def _way_out(grid: Grid, walked: list[Pixel], last: Cell | None, hole: Cell) -> dict[str, Any]:
     """The move into the hole, the safe part before it, and the cells to its sides where the path could go on."""
-    if not cells:
+    if last is None:
         return {}
-    last = row, col = cells[-1]
-    down, right = hole[0] - row, hole[1] - col
+    (row, col), down, right = last, hole[0] - last[0], hole[1] - last[1]
     x, y = grid.centre(last)
     reached = walked if grid.cell_at(*walked[-1]) == last else [*walked, (x, y)]
     sides = [(row - right, col - down), (row + right, col + down)]
-    new = [cell for cell in sides if cell not in cells and cell not in grid.holes]  # back is no way on
-    free = [cell for cell in new if max(cell) < grid.size and min(cell) >= 0]
+    free = [cell for cell in sides if cell not in grid.holes and max(cell) < grid.size and min(cell) >= 0]
     safe = [list(point) for point in turning_points(reached)]
     letter = _LETTERS.get((down, right))
     blocked = {} if letter is None else {"blocked": letter}

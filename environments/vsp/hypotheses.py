@@ -1,12 +1,12 @@
 """How an agent without ASTAR looks for a path: assume, check, step aside (seed 000, section 3.3).
 
 It knows the start and the goal, and of the rest what DRAW2DPATH says where a path meets a hole: where that is, which
-move it blocked, the safe part of the path, and which cells to the sides of its end are free and not on it. The two
-paths of one turn come first. After that a path is the safe part before a hole, a cell beside its end, on in the
-direction that was blocked, and a turn to the goal: depth first, from the latest hole that has an untried cell. A hole
-that was met before opens no new cells. Every number of every path has stood in an observation: to draw it is a matter
-of copying, which a small model can, not of arithmetic, which it cannot; and no step asks whether a line crosses a
-hole, only whether one was met before.
+move it blocked, the safe part of the path, and which cells to the sides of its end are free. The two paths of one turn
+come first. After that a path is the safe part before a hole, a cell beside its end, on in the direction that was
+blocked, and a turn to the goal: depth first, from the latest hole that has an untried cell. A hole that was met before
+opens no new cells. Every number of every path has stood in an observation: to draw it is a matter of copying, which a
+small model can, not of arithmetic, which it cannot; and no step asks whether a line crosses a hole, only whether one
+was met before.
 
 Points are pairs of numbers on any grid of equal steps, pixels or cells; a path is given by where it begins, may turn,
 and ends. A path around a hole has all points of its pattern, also where two of them are the same.
@@ -98,8 +98,7 @@ def failures(grid: GridMap, known: Collection[Cell] = ()) -> int | None:
         sideways = cells[hit][0] == row
         sides = [(row - 1, col), (row + 1, col)] if sideways else [(row, col - 1), (row, col + 1)]
         safe = turning_points(cells[:hit])
-        free = [cell for cell in sides if _free(grid, cell) and cell not in cells[:hit]]
-        search.met(cells[hit], safe, free)
+        search.met(cells[hit], safe, [cell for cell in sides if _free(grid, cell)])
         count += 1
     return None
 

@@ -125,7 +125,7 @@ def test_the_search_uses_nothing_but_what_drawing_has_told(seed):
             break
         before, hole = cells[met - 1], cells[met]
         sides = [grid.step(before, move) for move in ("UD" if hole[0] == before[0] else "LR")]
-        beside = [cell for cell in sides if cell not in cells[:met] and cell not in grid.hole_set]
+        beside = [cell for cell in sides if cell != before and cell not in grid.hole_set]
         for cell in (before, *beside):
             rows.add(cell[0])
             columns.add(cell[1])

@@ -19,7 +19,6 @@ from tools.executor import ToolExecutor
 from tools.vsp import VSP_TOOLS, vsp_registry
 
 SMALL = PolicyConfig(
-    image_scale=0.4375,
     hidden_size=48,
     layers=2,
     heads=3,

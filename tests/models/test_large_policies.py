@@ -81,10 +81,3 @@ def test_lora_trains_only_adapters_and_is_merged_when_saved(tmp_path: Path) -> N
         token_logprobs(policy, sequences, 1.0, 2000), token_logprobs(plain, sequences, 1.0, 2000), strict=True
     ):
         torch.testing.assert_close(own, theirs, atol=1e-4, rtol=0)
-
-
-def test_a_narrow_policy_starts_with_weights_of_its_width() -> None:
-    """With the library's 0.02 in a hidden size of 128 the first hundreds of SFT steps teach next to nothing."""
-    layer = small_policy().model.network.model.language_model.layers[0]
-    for weight in (layer.self_attn.q_proj.weight, layer.mlp.up_proj.weight):
-        assert float(weight.detach().std()) == pytest.approx((2 * SMALL.hidden_size) ** -0.5, rel=0.1)

@@ -52,16 +52,6 @@ def test_every_planned_batch_fits_its_window_and_its_tokens(lengths: list[int], 
     assert plan.windows == sorted(plan.windows)
 
 
-def test_sequences_that_share_a_picture_are_mostly_trained_in_one_micro_batch() -> None:
-    lengths, shares = np.full(400, 100), np.repeat(np.arange(200), 2)
-    config = SFTConfig(lr=1.0, micro_batch_tokens=1000, context_schedule=(100,))
-    plan = plan_batches(lengths, config, 0, shares=shares)
-    batches = [batch for step in plan.steps for batch in step]
-    assert sorted(index for batch in batches for index in batch) == list(range(400))
-    assert sum(len({int(shares[i]) for i in batch}) for batch in batches) == 200
-    assert [b for step in plan_batches(lengths, config, 1, shares=shares).steps for b in step] != batches
-
-
 @given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 100))
 def test_micro_batches_hold_every_sequence_once(lengths: list[int], limit: int) -> None:
     batches = by_tokens(list(range(len(lengths))), lengths, limit)

@@ -56,7 +56,7 @@ def build_small_data(folder: Path) -> SmallData:
     rows = [row for file in sorted(folder.glob("train-*")) for row in pq.read_table(file).to_pylist()]
     registry, agent = vsp_registry(), AgentConfig()
     tokenizer = train_tokenizer([demonstration_text(each, registry, agent) for each in shown], 1024)
-    return SmallData(folder, rows, shown, Encoder(tokenizer, registry, agent, 0.21875))
+    return SmallData(folder, rows, shown, Encoder(tokenizer, registry, agent, 0.4375))
 
 
 def write_lines(file: Path, records: Sequence[Any]) -> Path:

@@ -60,7 +60,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def encoder(built: Path) -> Encoder:
     registry, agent = vsp_registry(), AgentConfig()
     texts = [demonstration_text(shown, registry, agent) for shown in iter_trajectories(built, "train")]
-    return Encoder(train_tokenizer(texts, 1024), registry, agent, 0.21875)
+    return Encoder(train_tokenizer(texts, 1024), registry, agent, 0.4375)
 
 
 @pytest.fixture
