@@ -82,7 +82,8 @@ class _Sheet:
         ]
         if not self._cells.keys() >= set(places):
             indices = self._indices(self._draw(grid))
-            self._cells.update({place: indices[self._slices(place)] for place in places})
+            # copies: a view would keep the whole picture alive that it was cut from
+            self._cells.update({place: indices[self._slices(place)].copy() for place in places})
         picture = self._blank.copy()
         for place in places:
             picture[self._slices(place)] = self._cells[place]

@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,19 @@ def test_the_same_map_gives_the_same_bytes_whatever_was_drawn_before():
 
 
 @pytest.mark.skipif(not SAMPLE.is_dir(), reason=f"published samples are not at {SAMPLE}")
+def test_a_renderer_keeps_cells_and_not_the_pictures_they_were_cut_from():
+    """A worker that draws thousands of maps in 96 looks would grow by 20 MB for each look."""
+    renderer, rng = Renderer(), random.Random(0)
+    tracemalloc.start()
+    try:
+        for _ in range(100):
+            renderer.render(random_map(rng, 8, 0.2))
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 4 * 2**20  # four kinds of cell at 64 places of 4 KiB are 1 MiB
+
+
 def test_pictures_equal_the_published_ones():
     """Fails with gymnasium 1.4, which drew FrozenLake anew: a policy would be tested on pictures it never
     saw.
