@@ -50,7 +50,7 @@ class Budget:
     eval_every: int
     items: int  # validation questions, spread over the sizes
     sizes: tuple[int, ...]
-    stop_at: float | None = None  # end when validation success reaches this
+    stop_gain: float | None = None  # end when validation success is this much above the SFT policy's
 
 
 def run_arms(
@@ -140,7 +140,7 @@ def run_arm(params: Params, budget: Budget, starts: Path | None = None) -> dict[
             tokens += sum(t.sampled_tokens for t in fresh)
             if state.step % budget.eval_every == 0:
                 success = measure(measure_on(parts, questions, SAMPLED), metrics)
-                reached = budget.stop_at is not None and success >= budget.stop_at
+                reached = budget.stop_gain is not None and success >= curve[0]["success"] + budget.stop_gain
             notes += filter(None, [guard(parts, state, metrics, best)])
         if params.grpo.guards.rollback:
             restore(parts, state, best)

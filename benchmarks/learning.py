@@ -66,8 +66,9 @@ def interval(values: Sequence[float]) -> str:
     return f"{sum(values) / len(values):.3f} [{low:.3f}, {high:.3f}]"
 
 
-def rollouts_until(result: dict[str, Any], target: float) -> int | None:
-    """Fresh rollouts at the first evaluation with at least `target` success; None if none had it."""
+def rollouts_until(result: dict[str, Any]) -> int | None:
+    """Fresh rollouts at the first evaluation that is `stop_gain` above the start, which all arms share; else None."""
+    target = result["curve"][0]["success"] + result["budget"]["stop_gain"]
     reached = (point["fresh_rollouts"] for point in result["curve"] if point["success"] >= target)
     return next(reached, None)
 
@@ -81,8 +82,7 @@ def replay_table(results: Mapping[str, Sequence[dict[str, Any]]]) -> list[str]:
         "|---|---|---|---|---|",
     ]
     for name, runs in results.items():
-        target = runs[0]["budget"]["stop_at"]
-        found = [rollouts_until(run, target) for run in runs]
+        found = [rollouts_until(run) for run in runs]
         spent = [
             run["curve"][-1]["fresh_rollouts"] if n is None else n for run, n in zip(runs, found, strict=True)
         ]
@@ -159,7 +159,7 @@ BENCHMARKS = {
                 {**REPLAY, "grpo.replay.max_age": 10_000, "grpo.replay.max_divergence": 1e6},
             ),
         ),
-        Budget(steps=24, eval_every=2, items=150, sizes=SIZES, stop_at=0.88),
+        Budget(steps=24, eval_every=2, items=150, sizes=SIZES, stop_gain=0.05),
         5,
         replay_table,
     ),
